@@ -1,0 +1,178 @@
+"""The doors of the core: what the scheduler and the loop need from outside, as protocols.
+
+Each has several rivals behind it and one test-suite that tries them all. Knows: signatures and promises.
+Refuses to know: arrays, sockets, files.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from branchline.base.ids import PageId, SeqId, StepId, TokenId
+from branchline.core.events import Event
+from branchline.core.plan import StepPlan
+from branchline.core.request import Namespace
+from branchline.core.result import Output, StepResult
+
+
+class Ticket(Protocol):
+    """Stands for a launched plan; only the worker that gave it understands it."""
+
+    @property
+    def step(self) -> StepId: ...
+
+
+class Worker(Protocol):
+    """Executes plans in the order in which they were launched."""
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Start a step and return at once. The plan is not kept longer than the step."""
+
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for a step. Tickets are collected in launch order.
+
+        Raises:
+            StepFailed: the step as a whole failed. Later steps are unaffected.
+        """
+
+    def close(self) -> None:
+        """Let go of threads and memory. Idempotent."""
+
+
+class Observer(Protocol):
+    def notice(self, event: Event) -> None:
+        """Must be quick and must not raise."""
+
+
+class Outbox(Protocol):
+    """Where the loop puts what the text side shall hear."""
+
+    def publish(self, outputs: Sequence[Output]) -> None: ...
+
+
+class Path(Protocol):
+    """A place in a prefix cache, handed out by ``match`` and ``insert``. Opaque: hold it, lock it, give it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The common beginning of a page that diverges: copy it, then compute the rest."""
+
+    page: PageId
+    token_count: int
+    """``1 <= token_count < page_size``."""
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Longest cached prefix, whole pages first."""
+
+    path: Path
+    """Deepest node of which at least one page matched; the root if none did."""
+    pages: tuple[PageId, ...]
+    tail: Tail | None
+    page_size: int
+
+    @property
+    def page_tokens(self) -> int:
+        return len(self.pages) * self.page_size
+
+    @property
+    def token_count(self) -> int:
+        """Tokens that need not be computed."""
+        return self.page_tokens + (self.tail.token_count if self.tail else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    path: Path
+    """Node that ends the inserted pages; the root if there was no whole page."""
+    pages: tuple[PageId, ...]
+    """The cache's own pages for the inserted prefix: use these from now on."""
+    duplicates: tuple[PageId, ...]
+    """Pages of the owner whose content the cache had already: still the owner's, to be released by it."""
+
+
+class PrefixCache(Protocol):
+    """Which pages hold the KV of which token prefix. Integers only; the bytes live in ``memory``.
+
+    ``match`` never changes anything. Locks are by path: a lock on a node protects it and all its ancestors.
+    """
+
+    page_size: int
+
+    def match(self, namespace: Namespace, tokens: Sequence[TokenId], limit: int) -> Match:
+        """Longest cached prefix of ``tokens[:limit]``. Read-only: no split, no time stamp."""
+
+    def lock(self, path: Path, now_ns: int) -> None:
+        """Protect a path from eviction and mark it as used."""
+
+    def unlock(self, path: Path, last_step: StepId) -> None:
+        """Give one lock back. Plans up to ``last_step`` may still read these pages."""
+
+    def hold_until(self, path: Path, step: StepId) -> None:
+        """The plan ``step`` reads pages of this node (a page copy): if evicted, they are not reused before it is done."""
+
+    def insert(
+        self, namespace: Namespace, tokens: Sequence[TokenId], pages: Sequence[PageId], owner: SeqId, now_ns: int
+    ) -> Insertion:
+        """Remember the whole pages of ``tokens``. Pages new to the cache pass from ``owner`` to the cache."""
+
+    def evict(self, page_count: int) -> int:
+        """Drop unlocked pages, least worth keeping first. Returns how many were dropped (at most ``page_count``);
+        dropped pages become free at once, or when the last plan that reads them is committed."""
+
+    def reset(self) -> int:
+        """Drop everything; returns the number of pages dropped. Only legal while nothing is locked."""
+
+    @property
+    def page_count(self) -> int: ...
+
+    @property
+    def evictable_pages(self) -> int: ...
+
+    @property
+    def locked_nodes(self) -> int: ...
+
+    @property
+    def version(self) -> int:
+        """Grows with every insert, eviction and reset: a match may be kept while it is unchanged."""
+
+    def check(self) -> None:
+        """Prove every invariant of the structure. Raises InvariantBroken."""
+
+
+class Ledger(Protocol):
+    """Who owns each page. Reservations are all or nothing, so that using a page can never fail."""
+
+    @property
+    def page_count(self) -> int: ...
+    @property
+    def free_pages(self) -> int: ...
+    @property
+    def private_pages(self) -> int: ...
+    @property
+    def tree_pages(self) -> int: ...
+    @property
+    def retired_pages(self) -> int: ...
+
+    def reserve(self, owner: SeqId, count: int) -> tuple[PageId, ...] | None:
+        """``count`` free pages become private to ``owner``; ``None`` and no change if there are not so many."""
+
+    def give_to_tree(self, owner: SeqId, pages: Sequence[PageId]) -> None:
+        """Private pages of ``owner`` become the tree's."""
+
+    def release(self, owner: SeqId, pages: Sequence[PageId], last_step: StepId) -> None:
+        """Private pages of ``owner`` become free, once every plan up to ``last_step`` has been committed."""
+
+    def release_tree(self, pages: Sequence[PageId], last_step: StepId) -> None:
+        """The same for pages of the tree."""
+
+    def settle(self, step: StepId) -> None:
+        """Every plan up to ``step`` has been committed."""
+
+    def pages_of(self, owner: SeqId) -> frozenset[PageId]:
+        """Private pages of ``owner`` (an audit question: linear in their number)."""
+
+    def check(self) -> None: ...

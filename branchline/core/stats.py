@@ -1,0 +1,47 @@
+"""A photograph of an engine: gauges read from state, counters that only grow. Frozen; safe to hand to any thread."""
+
+import msgspec
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    # gauges
+    running: int = 0
+    waiting: int = 0
+    paused: bool = False
+    draining: bool = False
+    plans_in_flight: int = 0
+    step_started_ns: int | None = None
+    """Clock value at which the oldest plan in flight was launched."""
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_private: int = 0
+    pages_tree: int = 0
+    pages_retired: int = 0
+    pages_evictable: int = 0
+    locked_nodes: int = 0
+    slots_used: int = 0
+    new_token_ratio: float = 0.0
+    max_running: int = 0
+    page_size: int = 0
+    context_length: int = 0
+    # counters
+    steps: int = 0
+    """Committed steps: the progress counter behind ``/ready``."""
+    turns: int = 0
+    """Turns of the loop; grows while idle too."""
+    submitted: int = 0
+    finished: dict[str, int] = {}
+    """By finish reason."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    """Positions computed, recomputation after retraction included."""
+    generated_tokens: int = 0
+    retractions: int = 0
+    evicted_pages: int = 0
+    late_results: int = 0
+    """Row results dropped because their epoch had passed."""
+    failed_steps: int = 0
+    dropped_messages: int = 0
+    busy_ns: int = 0
+    """Time the worker spent in steps."""
