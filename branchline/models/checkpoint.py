@@ -1,0 +1,70 @@
+"""What every kind of checkpoint offers, whatever the file format: the records and the port.
+
+Knows: configuration, tensors by canonical (GGUF) name, the raw material of a tokenizer. Refuses to know: how files
+are laid out (``gguf``, ``safetensors``), what a tokenizer does with its material (``text``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from branchline.base.ids import TokenId
+from branchline.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One weight, still in the file's encoding (memory-mapped)."""
+
+    name: str
+    shape: tuple[int, ...]
+    """``(out, in)`` or ``(width,)``: row-major, the last axis contiguous."""
+    kind: str
+    """``F32``, ``F16``, ``BF16``, ``Q4_0``, ... : a key of ``models.quants.KINDS``."""
+    data: npt.NDArray[np.uint8]
+    """Bytes of the whole tensor, flat."""
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSource:
+    """Raw material of a tokenizer: either the text of a ``tokenizer.json`` or the ``tokenizer.*`` metadata of a GGUF file."""
+
+    tokenizer_json: str | None = None
+    metadata: Mapping[str, Any] | None = None
+    """GGUF keys such as ``tokenizer.ggml.tokens`` with Python values (lists for arrays)."""
+    chat_template: str | None = None
+    bos_token_id: TokenId | None = None
+    eos_token_ids: tuple[TokenId, ...] = ()
+    """Every token that ends a turn: eos, eot, and those of generation_config.json."""
+    pad_token_id: TokenId | None = None
+    add_bos: bool | None = None
+    """``None``: as ``tokenizer.json`` says."""
+    vocab_size: int = 0
+    """Rows of the embedding table; may be larger than the tokenizer."""
+
+
+class Checkpoint(Protocol):
+    """A model on disk, opened: headers are validated, tensors are mapped, nothing is converted yet."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def tokenizer(self) -> TokenizerSource: ...
+
+    @property
+    def digest(self) -> str:
+        """Short hexadecimal digest of configuration, tensor table and a sample of the bytes. Cheap."""
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def tensor(self, name: str) -> Tensor:
+        """Raises ModelError if there is no such tensor."""
