@@ -32,7 +32,7 @@ class EngineConfig:
     """Token budget of a step, shared by decode rows and prefill chunks."""
     max_chunk_tokens: int | None = None
     """Most tokens one request may prefill in a step; ``None``: whatever the budget leaves."""
-    policy: str = "lpm"
+    policy: str = "fcfs"
     """Order of the queue: a key of ``sched.policy.POLICIES``."""
     prefix_cache: bool = True
     overlap: bool = True
@@ -48,6 +48,11 @@ class EngineConfig:
         for name in ("threads", "context_length", "pages", "max_chunk_tokens", "waiting_timeout_s", "running_timeout_s"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
+        if self.max_step_tokens < self.max_running:
+            raise ConfigError(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_running ({self.max_running}): "
+                "every running sequence may need one token of the budget"
+            )
 
     @property
     def depth(self) -> int:

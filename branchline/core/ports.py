@@ -12,7 +12,7 @@ from branchline.base.ids import PageId, SeqId, StepId, TokenId
 from branchline.core.events import Event
 from branchline.core.plan import StepPlan
 from branchline.core.request import Namespace
-from branchline.core.result import Output, StepResult
+from branchline.core.result import StepResult
 
 
 class Ticket(Protocol):
@@ -32,7 +32,8 @@ class Worker(Protocol):
         """Wait for a step. Tickets are collected in launch order.
 
         Raises:
-            StepFailed: the step as a whole failed. Later steps are unaffected.
+            StepFailed: the step as a whole failed. Rows of later steps are unaffected, but for those of the same
+                sequences: they get an error of their own.
         """
 
     def close(self) -> None:
@@ -42,12 +43,6 @@ class Worker(Protocol):
 class Observer(Protocol):
     def notice(self, event: Event) -> None:
         """Must be quick and must not raise."""
-
-
-class Outbox(Protocol):
-    """Where the loop puts what the text side shall hear."""
-
-    def publish(self, outputs: Sequence[Output]) -> None: ...
 
 
 class Path(Protocol):

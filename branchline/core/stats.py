@@ -45,3 +45,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     dropped_messages: int = 0
     busy_ns: int = 0
     """Time the worker spent in steps."""
+
+    def snapshot(self, *, step_started_ns: int | None, turns: int) -> "EngineStats":
+        """The same with what only the loop knows."""
+        return msgspec.structs.replace(self, step_started_ns=step_started_ns, turns=turns)

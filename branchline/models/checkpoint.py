@@ -4,7 +4,8 @@ Knows: configuration, tensors by canonical (GGUF) name, the raw material of a to
 are laid out (``gguf``, ``safetensors``), what a tokenizer does with its material (``text``).
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSource:
-    """Raw material of a tokenizer: either the text of a ``tokenizer.json`` or the ``tokenizer.*`` metadata of a GGUF file."""
+    """Raw material of a tokenizer: the text of a ``tokenizer.json``, or the ``tokenizer.*`` metadata of a GGUF file."""
 
     tokenizer_json: str | None = None
     metadata: Mapping[str, Any] | None = None
@@ -68,3 +69,29 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str) -> Tensor:
         """Raises ModelError if there is no such tensor."""
+
+
+TURN_ENDS = frozenset(
+    (
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<EOT>", "<|end▁of▁sentence|>", "<｜end▁of▁sentence｜>", "</s>"),
+    )
+)
+"""Control tokens that end a turn whatever else the metadata says."""
+
+SAMPLE_BYTES = 64
+
+
+def checkpoint_digest(header: bytes, tensors: Iterable[Tensor]) -> str:
+    """Digest of everything that describes a model and of a few bytes of each of its tensors.
+
+    Two checkpoints with the same digest may share cached KV. Reading every byte would take seconds; a sample of the
+    beginning, the middle and the end of each tensor tells fine-tunes apart.
+    """
+    digest = hashlib.sha256(header)
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        digest.update(f"{tensor.name} {tensor.shape} {tensor.kind}\n".encode())
+        middle = len(tensor.data) // 2
+        for part in (tensor.data[:SAMPLE_BYTES], tensor.data[middle : middle + SAMPLE_BYTES], tensor.data[-SAMPLE_BYTES:]):
+            digest.update(part.tobytes())
+    return digest.hexdigest()[:16]
