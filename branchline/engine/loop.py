@@ -32,6 +32,7 @@ class Loop:
         self._clock = clock
         self._depth = depth
         self._tickets: deque[tuple[Ticket, int]] = deque()
+        self._step_started_ns: int | None = None
         self._turns = 0
         self._rested = False
 
@@ -67,8 +68,12 @@ class Loop:
 
     def stats(self) -> EngineStats:
         """A photograph; call it from the thread of the loop."""
-        started = self._tickets[0][1] if self._tickets else None
-        return self._scheduler.stats().snapshot(step_started_ns=started, turns=self._turns)
+        return self._scheduler.stats().snapshot(step_started_ns=self._step_started_ns, turns=self._turns)
+
+    @property
+    def step_started_ns(self) -> int | None:
+        """When the oldest plan in flight was launched. From any thread: it tells of a step that hangs."""
+        return self._step_started_ns
 
     # ------------------------------------------------------------ receive
 
@@ -117,6 +122,7 @@ class Loop:
             if plan is None:
                 return
             self._tickets.append((self._worker.launch(plan), self._clock.now_ns()))
+            self._step_started_ns = self._tickets[0][1]
 
     def _commit(self) -> bool:
         if not self._tickets:
@@ -133,6 +139,8 @@ class Loop:
             self._scheduler.commit_failure(ticket.step, "The step that computed this request failed.", self._clock.now_ns())
         else:
             self._scheduler.commit(result, self._clock.now_ns())
+        # A step in flight could start only now that the one before it is done.
+        self._step_started_ns = self._clock.now_ns() if self._tickets else None
 
     def _publish(self) -> bool:
         news = self._scheduler.take_news()

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from branchline.base.errors import ModelError
 from branchline.base.ids import TokenId
 from branchline.models.config import ModelConfig
 
@@ -49,6 +51,40 @@ class TokenizerSource:
     """``None``: as ``tokenizer.json`` says."""
     vocab_size: int = 0
     """Rows of the embedding table; may be larger than the tokenizer."""
+
+    @property
+    def usable_ids(self) -> int:
+        """Token ids that mean something, ``0 <= id < usable_ids``: padding rows of the embedding table do not count."""
+        if self.metadata is not None:
+            return min(self.vocab_size, len(self.metadata.get("tokenizer.ggml.tokens", ())))
+        if self.tokenizer_json is not None:
+            return min(self.vocab_size, _largest_id(self.tokenizer_json) + 1)
+        return self.vocab_size
+
+
+class _JsonModel(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = {}
+
+
+class _JsonAddedToken(msgspec.Struct):
+    id: int
+
+
+class _TokenizerJson(msgspec.Struct):
+    """The few fields of a ``tokenizer.json`` that number its tokens."""
+
+    model: _JsonModel
+    added_tokens: list[_JsonAddedToken] = []
+
+
+def _largest_id(tokenizer_json: str) -> int:
+    try:
+        parsed = msgspec.json.decode(tokenizer_json, type=_TokenizerJson)
+    except msgspec.DecodeError as error:
+        raise ModelError(f"tokenizer.json cannot be read: {error}") from None
+    vocab = parsed.model.vocab
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    return max(max(ids, default=-1), max((token.id for token in parsed.added_tokens), default=-1))
 
 
 class Checkpoint(Protocol):

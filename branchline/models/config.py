@@ -24,6 +24,26 @@ class RopeConfig:
     """llama3 and yarn."""
     frequency_divisors: tuple[float, ...] = ()
     """GGUF's ``rope_freqs.weight``: each inverse frequency is divided by its number (Llama 3 scaling, precomputed)."""
+    magnitude: float = 1.0
+    """Factor on cos and sin; yarn only."""
+    beta_fast: float = 32.0
+    """yarn only."""
+    beta_slow: float = 1.0
+    """yarn only."""
+
+    def __post_init__(self) -> None:
+        if not 1.0 < self.theta < 1e15 or not 1 <= self.factor < 1e6:
+            raise ModelError(
+                f"the model says rope theta = {self.theta!r} and factor = {self.factor!r}, which is out of range"
+            )
+        if self.scaling == "llama3" and not (0 < self.low_freq_factor < self.high_freq_factor < 1e6):
+            raise ModelError("the model's llama3 rope scaling needs 0 < low_freq_factor < high_freq_factor")
+        if self.scaling == "yarn" and not (0 < self.beta_slow < self.beta_fast < 1e6 and 0 < self.magnitude < 1e3):
+            raise ModelError("the model's yarn rope scaling needs 0 < beta_slow < beta_fast and a positive attention factor")
+        if self.scaling in ("llama3", "yarn") and not 1 <= self.original_context <= 1 << 24:
+            raise ModelError(f"the model's {self.scaling} rope scaling needs the original context length")
+        if not all(0 < divisor < 1e9 for divisor in self.frequency_divisors):
+            raise ModelError("the model's rope frequency divisors are out of range")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,173 @@
+"""The composition root: the one place that knows concrete parts. It reads top-down: look at the model and the machine,
+derive what the configuration leaves open, make the parts, hand them to the loop.
+"""
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from branchline.base.clock import NS_PER_S, Clock
+from branchline.base.config import EngineConfig
+from branchline.base.errors import ConfigError, InvariantBroken
+from branchline.base.machine import Machine
+from branchline.cache.null import NullCache
+from branchline.cache.pages import PageLedger
+from branchline.cache.radix import RadixCache
+from branchline.core.ports import Observer, PrefixCache, Worker
+from branchline.core.stats import EngineStats
+from branchline.engine.loop import Loop
+from branchline.engine.ports import Inbox, Outbox
+from branchline.memory.kv import KvPool, bytes_per_page
+from branchline.models.checkpoint import Checkpoint
+from branchline.models.quants import dequantize
+from branchline.models.registry import build_graph
+from branchline.models.source import open_checkpoint
+from branchline.ops.graph import Graph
+from branchline.ops.reference import ReferenceExecutor
+from branchline.sched.policy import POLICIES
+from branchline.sched.scheduler import Scheduler
+from branchline.wire.messages import ModelFacts
+from branchline.worker.runner import LocalWorker
+
+IDLE_NS = NS_PER_S // 4
+"""Longest sleep of an idle loop: how soon it notices that it shall stop."""
+KV_SHARE = 0.25
+"""Share of the available memory that KV pages may take unless `pages` says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is made of, for those who want to look inside (tests, `doctor`)."""
+
+    config: EngineConfig
+    facts: ModelFacts
+    scheduler: Scheduler
+    worker: Worker
+
+
+class Engine:
+    """A loop that runs until it is told to stop. One thread runs it; any thread may stop it or ask for its stats."""
+
+    def __init__(self, parts: Parts, loop: Loop) -> None:
+        self.parts = parts
+        self._loop = loop
+        self._stopping = threading.Event()
+        self._photograph = loop.stats()
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self.parts.facts
+
+    def run(self) -> None:
+        """Serve until :meth:`stop`. Then the steps in flight are finished and everyone left is told.
+
+        Raises:
+            InvariantBroken: the books do not add up; everyone has been told, nothing can be trusted any more.
+        """
+        try:
+            while not self._stopping.is_set():
+                if not self._loop.turn():
+                    self._loop.idle(IDLE_NS)
+                self._photograph = self._loop.stats()
+            self._loop.finish_steps()
+            self._loop.abandon("The server is shutting down.")
+        except InvariantBroken:
+            self._loop.abandon("The engine failed.")
+            raise
+
+    def stop(self) -> None:
+        """From any thread or signal handler; idempotent."""
+        self._stopping.set()
+
+    def stats(self) -> EngineStats:
+        """A photograph of the last turn. From any thread, also while a step hangs."""
+        return msgspec.structs.replace(self._photograph, step_started_ns=self._loop.step_started_ns)
+
+    def close(self) -> None:
+        self.parts.worker.close()
+
+
+def build_engine(
+    config: EngineConfig,
+    *,
+    cache_dir: str,
+    inbox: Inbox,
+    outbox: Outbox,
+    clock: Clock,
+    observers: Sequence[Observer] = (),
+    checkpoint: Checkpoint | None = None,
+) -> Engine:
+    """Make an engine. ``checkpoint`` saves opening ``config.model`` once more.
+
+    Raises:
+        ModelError: the model cannot be found, read or run.
+        ConfigError: the settings contradict each other, the model or the machine.
+    """
+    if config.policy not in POLICIES:
+        raise ConfigError(f"there is no policy {config.policy!r}; choose one of {', '.join(sorted(POLICIES))}")
+    checkpoint = checkpoint or open_checkpoint(config.model, cache_dir, announce)
+    graph = build_graph(checkpoint.config, checkpoint.names)
+    config = derive(config, checkpoint, graph, Machine.look())
+    worker = _make_worker(config, checkpoint, graph, clock)
+    ledger = PageLedger(config.pages or 0)
+    cache: PrefixCache
+    cache = RadixCache(ledger, config.page_size) if config.prefix_cache else NullCache(ledger, config.page_size)
+    scheduler = Scheduler(config, ledger, cache, observers)
+    loop = Loop(scheduler, worker, inbox, outbox, clock, config.depth)
+    return Engine(Parts(config, _facts(config, checkpoint), scheduler, worker), loop)
+
+
+def derive(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, machine: Machine) -> EngineConfig:
+    """Fill in what the configuration leaves to the model and the machine.
+
+    Raises:
+        ConfigError: the model's context is shorter than asked for, or there is no memory for even one page.
+    """
+    trained = checkpoint.config.context_length
+    context = config.context_length or trained
+    if context > trained:
+        raise ConfigError(f"context_length {context} is more than the model's {trained}")
+    pages = config.pages or default_pages(config, graph, context, machine)
+    if pages < 1:
+        raise ConfigError("there is not enough memory for the KV cache; set `pages` to try all the same")
+    return dataclasses.replace(config, context_length=context, pages=pages, threads=config.threads or machine.cpus)
+
+
+def default_pages(config: EngineConfig, graph: Graph, context: int, machine: Machine) -> int:
+    """A quarter of the available memory, but not more than every row could ever use."""
+    page_bytes = bytes_per_page(
+        layers=graph.layers, kv_heads=graph.kv_heads, head_dim=graph.head_dim, page_size=config.page_size
+    )
+    most_useful = config.max_running * -(-context // config.page_size)
+    return min(most_useful, int(machine.available_bytes * KV_SHARE) // page_bytes)
+
+
+def announce(sentence: str) -> None:
+    """Something slow begins: tell the person at the terminal."""
+    print(f"branchline: {sentence}", file=sys.stderr, flush=True)
+
+
+def _make_worker(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, clock: Clock) -> Worker:
+    pool = KvPool(
+        layers=graph.layers, kv_heads=graph.kv_heads, head_dim=graph.head_dim,
+        page_size=config.page_size, page_count=config.pages or 0,
+    )  # fmt: skip
+    executor = ReferenceExecutor(graph, lambda name: dequantize(checkpoint.tensor(name)), pool)
+    token_limit = checkpoint.tokenizer.usable_ids
+    return LocalWorker(executor, token_limit=token_limit, threads=config.threads or 1, clock=clock)
+
+
+def _facts(config: EngineConfig, checkpoint: Checkpoint) -> ModelFacts:
+    context, pages = config.context_length or 0, config.pages or 0
+    return ModelFacts(
+        name=checkpoint.config.name,
+        digest=checkpoint.digest,
+        vocab_size=checkpoint.tokenizer.usable_ids,
+        context_length=context,
+        max_prompt_tokens=min(context, pages * config.page_size) - 1,
+        executor="reference (numpy, float32)",
+    )
