@@ -251,7 +251,8 @@ class TextClient:
         self._calls[call_id] = future
         try:
             self._send(message)
-            answer = await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                answer = await future
         except TimeoutError:
             raise EngineDead(f"There was no answer within {timeout_s:g} seconds.") from None
         finally:
