@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from branchline.memory.kv import KvPool
-from branchline.ops.batch import Batch, FloatArray, IntArray
+from branchline.memory.kv import FloatArray, IntArray, KvPool
+from branchline.ops.batch import Batch
 from branchline.ops.graph import PagedAttention
 
 BLOCK_TOKENS = 128
 """Key positions of a block, rounded to whole pages."""
 QUERY_TILE = 256
 """Prompt positions handled at once: bounds the scores to ``heads * QUERY_TILE * BLOCK_TOKENS`` numbers."""
-ROW_TILE = 32
-"""Decode rows handled at once: bounds the gathered keys and values."""
+ROW_TILE = 16
+"""Decode rows handled at once: keeps the gathered keys and values in the processor's cache."""
 
 BoolArray = npt.NDArray[np.bool_]
 

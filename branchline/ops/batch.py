@@ -5,15 +5,10 @@ Knows: flat arrays of one step. Refuses to know: sequences, sampling, plans.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol
 
 from branchline.core.plan import PageCopy
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-IntArray: TypeAlias = npt.NDArray[np.intp]
+from branchline.memory.kv import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

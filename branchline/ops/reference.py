@@ -17,9 +17,9 @@ import numpy as np
 
 from branchline.base.errors import InvariantBroken, require
 from branchline.core.plan import PageCopy
-from branchline.memory.kv import KvPool
+from branchline.memory.kv import FloatArray, KvPool
 from branchline.ops.attention import Tile, attend, make_tiles
-from branchline.ops.batch import Batch, FloatArray
+from branchline.ops.batch import Batch
 from branchline.ops.graph import (
     Add,
     Embed,

@@ -9,7 +9,8 @@ import numpy as np
 
 from branchline.base.errors import StepFailed
 from branchline.core.plan import PlanRow
-from branchline.ops.batch import Batch, IntArray
+from branchline.memory.kv import IntArray
+from branchline.ops.batch import Batch
 from branchline.worker.slots import Sequence
 
 

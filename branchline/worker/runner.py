@@ -24,7 +24,8 @@ from branchline.base.ids import Slot, StepId
 from branchline.core.plan import PlanRow, StepPlan
 from branchline.core.ports import Ticket
 from branchline.core.result import RowResult, StepResult, TokenLogprobs
-from branchline.ops.batch import Executor, FloatArray
+from branchline.memory.kv import FloatArray
+from branchline.ops.batch import Executor
 from branchline.worker.inputs import make_batch
 from branchline.worker.sample import NOTHING, RowFailed, choose, require_finite, token_logprobs
 from branchline.worker.slots import Sequence, SlotTable
@@ -87,10 +88,10 @@ class LocalWorker:
         return StepResult(plan.step, rows, self._clock.now_ns() - started_ns)
 
     def _run(self, plan: StepPlan) -> tuple[RowResult, ...]:
-        if len({row.slot for row in plan.rows}) < len(plan.rows):
-            raise StepFailed("two rows of one plan share a slot")
         for opening in plan.opens:
             self._slots.open(opening)
+        if len({row.slot for row in plan.rows}) < len(plan.rows):
+            raise StepFailed("two rows of one plan share a slot")
         tenants = [(row, self._slots.find(row)) for row in plan.rows]
         self._executor.copy_pages(plan.copies)
         results = self._compute([(row, sequence) for row, sequence in tenants if sequence.failure is None])

@@ -20,7 +20,7 @@ from branchline.base.ids import TokenId
 from branchline.base.rng import uniform
 from branchline.core.request import SamplingParams
 from branchline.core.result import TokenLogprobs
-from branchline.ops.batch import FloatArray, IntArray
+from branchline.memory.kv import FloatArray, IntArray
 from branchline.worker.slots import Sequence
 
 GREEDY_BELOW = 1e-4

@@ -10,7 +10,7 @@ import numpy as np
 from branchline.base.errors import StepFailed
 from branchline.base.ids import Slot, TokenId
 from branchline.core.plan import PlanRow, SlotOpen
-from branchline.ops.batch import IntArray
+from branchline.memory.kv import IntArray
 
 
 class Sequence:

@@ -62,7 +62,7 @@ def test_logits_differ_by_less_than_a_thousandth(golden, prompts, executor, row)
 
 def test_greedy_tokens_are_equal_for_64_steps(golden, prompts, executor):
     """All prompts at once through the worker: chunks of 200 tokens beside decode rows, then 20 decode rows per step."""
-    worker = LocalWorker(executor, token_limit=executor.vocab_size, threads=2, clock=MonotonicClock())
+    worker = LocalWorker(executor, token_limit=executor.vocab_size, threads=1, clock=MonotonicClock())
     greedy = SamplingParams(temperature=0)
     opens = [SlotOpen(i, i, 0, tuple(prompt), len(prompt), greedy, 0, ()) for i, prompt in enumerate(prompts)]
     computed = [0] * 20

@@ -156,6 +156,13 @@ def test_repetition_penalty_is_exact():
     assert (changed(logits, sequence((3, 5, 5, 9), prompt_count=2, repetition_penalty=1.3)) == expected).all()
 
 
+def test_penalties_reach_back_to_the_beginning():
+    logits = random_logits(7)
+    expected = changed(logits, sequence((3,), prompt_count=1, repetition_penalty=1.3))
+    of = sequence((3, *[5] * 300), prompt_count=1, repetition_penalty=1.3, presence_penalty=0.5)
+    assert changed(logits, of)[3] == expected[3] != logits[3]
+
+
 def test_presence_and_frequency_count_the_output_only():
     logits = random_logits(8)
     of = sequence((3, 5, 7, 5, 7, 7), prompt_count=2, presence_penalty=0.5, frequency_penalty=0.25)
