@@ -27,6 +27,8 @@ class Access(enum.Enum):
     USER = "user"
     METRICS = "metrics"
     """Open on loopback; behind a user or admin key elsewhere."""
+    INSIGHT = "insight"
+    """Tells of everybody's requests: open on loopback while there is no key at all; behind an admin key else."""
     ADMIN = "admin"
     """Off unless the server was started with an admin key."""
 
@@ -58,6 +60,7 @@ class Keyring:
         self._users = [_digest(key.encode()) for key in config.api_keys]
         self._admins = [_digest(key.encode()) for key in config.admin_keys]
         self._is_loopback = config.is_loopback
+        self._is_open = config.is_loopback and not (config.api_keys or config.admin_keys)
 
     def admit(self, access: Access, headers: Iterable[Header]) -> Caller:
         """The caller, if it may use a route of this class.
@@ -68,7 +71,7 @@ class Keyring:
         if access is Access.PUBLIC:
             return Caller()
         key = _presented(headers)
-        if access is Access.ADMIN:
+        if access is Access.ADMIN or (access is Access.INSIGHT and not self._is_open):
             return self._admit_admin(key)
         if not self._users or (access is Access.METRICS and self._is_loopback):
             return Caller()

@@ -20,7 +20,6 @@ Header = tuple[bytes, bytes]
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _PLAIN = re.compile(rf"[A-Za-z0-9._:/\-]{{1,{SHOWN_CHARACTERS}}}")
-_RETRY_AFTER: Header = (b"retry-after", b"1")
 
 
 class ApiError(RequestError):
@@ -35,12 +34,15 @@ class ApiError(RequestError):
         param: str | None = None,
         kind: str | None = None,
         headers: Sequence[Header] = (),
+        retry_after_s: int = 1,
     ) -> None:
         super().__init__(message, param=param)
         self.status = status
         self.kind = kind or kind_of(status)
         self.code = code
         self.headers = tuple(headers)
+        self.retry_after_s = retry_after_s
+        """For 429 and 503: when it may be worth while to come back."""
 
 
 class ClientGone(Exception):
@@ -55,7 +57,8 @@ def kind_of(status: int) -> str:
 def headers_of(error: RequestError) -> tuple[Header, ...]:
     """Extra response headers. Whoever is told to come back is also told when."""
     own = error.headers if isinstance(error, ApiError) else ()
-    return (*own, _RETRY_AFTER) if error.status in (429, 503) else own
+    seconds = error.retry_after_s if isinstance(error, ApiError) else 1
+    return (*own, (b"retry-after", b"%d" % seconds)) if error.status in (429, 503) else own
 
 
 def body_of(error: RequestError) -> bytes:
@@ -94,7 +97,7 @@ def from_ended(event: Ended) -> ApiError:
         status = event.status
     if event.reason is FinishReason.REJECTED and status == 400:
         return ApiError(status, event.message or sentence)
-    return ApiError(status, event.message or sentence, code=code)
+    return ApiError(status, event.message or sentence, code=code, retry_after_s=event.retry_after_s or 1)
 
 
 def shown(text: str) -> str:

@@ -52,6 +52,11 @@ class Exchange:
         self._request_id = request_id_of(self._headers)
         self._is_complete = False
 
+    @property
+    def request_id(self) -> str:
+        """What the answer says in ``x-request-id``."""
+        return self._request_id.decode("ascii")
+
     # ------------------------------------------------------------ in
 
     async def json(self, kind: type[T]) -> T:

@@ -3,6 +3,7 @@
 Knows: OpenAPI's skeleton. Refuses to know: any single route.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from branchline.api.auth import Access
 from branchline.api.routes import TABLE, Endpoint
 
 _REF = "#/components/schemas/{name}"
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
 def document(version: str) -> dict[str, Any]:
@@ -19,7 +21,7 @@ def document(version: str) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(bodies, ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in TABLE:
-        paths.setdefault(endpoint.path.replace(":path", ""), {})[endpoint.method.lower()] = _operation(endpoint)
+        paths.setdefault(_PARAMETER.sub(r"{\1}", endpoint.path), {})[endpoint.method.lower()] = _operation(endpoint)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Branchline", "version": version},
@@ -41,8 +43,9 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
             "default": {"description": "An error, in OpenAI's shape."},
         },
     }
-    if "{name:path}" in endpoint.path:
-        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if names := _PARAMETER.findall(endpoint.path):
+        schema = {"type": "string"}
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
     if endpoint.body is not None:
         schema = {"$ref": _REF.format(name=endpoint.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

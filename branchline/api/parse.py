@@ -21,6 +21,7 @@ from branchline.api.schemas import (
     CompletionBody,
     ContentPart,
     Message,
+    PinBody,
     SamplingFields,
     TokenizeBody,
 )
@@ -125,7 +126,16 @@ def completion_prompts(body: CompletionBody) -> list[Prompt]:
     raise InvalidRequest("`prompt` must be one string, strings, token ids, or lists of token ids.", param="prompt")
 
 
-def chat_prompt(messages: Sequence[Message], fields: ChatBody | TokenizeBody) -> ChatPrompt:
+def pin_prompt(body: PinBody) -> Prompt:
+    """Raises InvalidRequest unless there is exactly one prompt."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("Give either `prompt` or `messages`.", param="prompt")
+    if body.messages is not None:
+        return chat_prompt(body.messages, body)
+    return TokenPrompt(tuple(body.prompt)) if isinstance(body.prompt, list) else TextPrompt(body.prompt or "")
+
+
+def chat_prompt(messages: Sequence[Message], fields: ChatBody | TokenizeBody | PinBody) -> ChatPrompt:
     """Messages as the template sees them."""
     if fields.chat_template is not None:
         raise InvalidRequest("This server does not take chat templates from requests.", param="chat_template")
@@ -239,6 +249,8 @@ def _call(
     common = common | {
         "tenant": caller.tenant,
         "salt": body.cache_salt or body.prompt_cache_key or "",
+        "user": body.user or "",
+        "timeout_s": body.timeout,
         "priority": body.priority or 0,
         "group": call_id if n * len(prompts) > 1 else "",
         "skip_special_tokens": body.skip_special_tokens is not False,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from branchline.api.auth import Access
 from branchline.api.exchange import Exchange
-from branchline.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from branchline.api.schemas import ChatBody, CompletionBody, DetokenizeBody, PinBody, TokenizeBody
 from branchline.base.errors import require
 
 Handler: TypeAlias = Callable[[Exchange], Awaitable[None]]
@@ -39,7 +39,12 @@ TABLE = (
     Endpoint("detokenize", "POST", "/detokenize", Access.USER, "Text of tokens.", DetokenizeBody),
     Endpoint("version", "GET", "/version", Access.USER, "Version of the server."),
     Endpoint("openapi", "GET", "/openapi.json", Access.USER, "This table as OpenAPI."),
+    Endpoint("requests", "GET", "/v1/requests", Access.INSIGHT, "Live requests, and what each waits for."),
+    Endpoint("request", "GET", "/v1/requests/{id}", Access.USER, "Why a request waits, or what became of it."),
+    Endpoint("scheduler", "GET", "/v1/scheduler", Access.INSIGHT, "Queue, budget, memory and cache in figures."),
+    Endpoint("cache_tree", "GET", "/v1/cache/tree", Access.INSIGHT, "The top of the prefix cache, without tokens."),
     Endpoint("metrics", "GET", "/metrics", Access.METRICS, "Prometheus figures.", content_type="text/plain"),
+    Endpoint("pin", "POST", "/v1/cache/pin", Access.ADMIN, "Keep a cached prefix for a while.", PinBody),
     Endpoint("flush_cache", "POST", "/flush_cache", Access.ADMIN, "Forget all cached prefixes."),
     Endpoint("pause_generation", "POST", "/pause_generation", Access.ADMIN, "Launch no more steps."),
     Endpoint("continue_generation", "POST", "/continue_generation", Access.ADMIN, "Launch steps again."),

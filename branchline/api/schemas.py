@@ -54,6 +54,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Meta(ge=-_INT31, le=_INT31)] | None = None
+    user: Name | None = None
+    """Whose share of the engine it uses under the policy ``fair``, if the server has no keys."""
+    timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
+    """Seconds from arrival to the last token."""
     cache_salt: Name | None = None
     prompt_cache_key: Name | None = None
     # Accepted only where they change nothing: output that silently ignores a constraint is worse than an error.
@@ -135,3 +139,22 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
     model: Name | None = None
     tokens: list[TokenIdField]
+
+
+class PinBody(msgspec.Struct, kw_only=True):
+    """``POST /v1/cache/pin``: a prompt, token ids or messages, and for how long."""
+
+    seconds: Annotated[float, Meta(ge=0, le=86400)]
+    """0 removes the pin."""
+    prompt: str | TokenIds | None = None
+    messages: Messages | None = None
+    tenant: Name | None = None
+    """Of the requests that shall find it: the first 32 hexadecimal digits of the SHA-256 of their API key."""
+    cache_salt: Name | None = None
+    prompt_cache_key: Name | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+    chat_template: Any = None
+    tools: list[Any] | None = None

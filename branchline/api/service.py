@@ -9,18 +9,19 @@ from typing import Any
 from branchline.api.errors import ApiError, unavailable
 from branchline.api.exchange import Exchange
 from branchline.api.generate import answer
+from branchline.api.insight import Insight
 from branchline.api.openapi import document
-from branchline.api.parse import Call, ServedNames, chat_call, chat_prompt, completion_call
+from branchline.api.parse import Call, ServedNames, chat_call, chat_prompt, completion_call, pin_prompt
 from branchline.api.readiness import judge
 from branchline.api.routes import Handler
-from branchline.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from branchline.api.schemas import ChatBody, CompletionBody, DetokenizeBody, PinBody, TokenizeBody
 from branchline.base.clock import Clock
 from branchline.base.config import ServerConfig
 from branchline.base.errors import BranchlineError, InvalidRequest
 from branchline.base.version import __version__
 from branchline.observe.metrics import CONTENT_TYPE, Metrics
 from branchline.wire.client import TextClient
-from branchline.wire.messages import ChatPrompt, ModelFacts, TextPrompt
+from branchline.wire.messages import ChatPrompt, Controlled, ModelFacts, TextPrompt
 
 
 class Service:
@@ -34,6 +35,7 @@ class Service:
         self.config = config
         self.names = ServedNames.of(facts, config.served_model_name)
         self.metrics = Metrics(client, facts, clock, __version__, self.names.served)
+        self.insight = Insight(client, config)
         self.is_draining = False
         self._clock = clock
         self._step_timeout_s = step_timeout_s
@@ -53,11 +55,13 @@ class Service:
             "version": self.version,
             "openapi": self.openapi,
             "metrics": self.show_metrics,
+            "pin": self.pin,
             "flush_cache": self.flush_cache,
             "pause_generation": self.pause_generation,
             "continue_generation": self.continue_generation,
             "drain": self.drain,
             "abort_all": self.abort_all,
+            **self.insight.handlers,
         }
 
     # ------------------------------------------------------------ state
@@ -100,6 +104,7 @@ class Service:
     async def _answer(self, call: Call, exchange: Exchange) -> None:
         if self.is_draining:
             raise unavailable("The server is draining and takes no new requests.", "draining")
+        self.insight.remember(exchange, call.envelope.id)
         await answer(call, self.client, exchange, self._clock, self.metrics)
 
     # ------------------------------------------------------------ tokens
@@ -134,6 +139,17 @@ class Service:
 
     # ------------------------------------------------------------ admin
 
+    async def pin(self, exchange: Exchange) -> None:
+        body = await exchange.json(PinBody)
+        result = await self.client.pin(
+            pin_prompt(body),
+            seconds=body.seconds,
+            tenant=body.tenant or "",
+            salt=body.cache_salt or body.prompt_cache_key or "",
+            add_special_tokens=body.add_special_tokens is not False,
+        )
+        await self._report(result, exchange)
+
     async def flush_cache(self, exchange: Exchange) -> None:
         await self._control("flush", exchange)
 
@@ -151,7 +167,9 @@ class Service:
         await self._control("abort_all", exchange)
 
     async def _control(self, verb: str, exchange: Exchange) -> None:
-        result = await self.client.control(verb)
+        await self._report(await self.client.control(verb), exchange)
+
+    async def _report(self, result: Controlled, exchange: Exchange) -> None:
         if not result.done:
             raise ApiError(409, result.message or "The engine cannot do that now.", code="not_done")
         await exchange.reply_json({"done": True, "message": result.message})

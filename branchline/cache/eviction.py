@@ -9,6 +9,7 @@ at the present key when the leaf comes up. A key that fell would be noticed late
 
 import heapq
 import itertools
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from branchline.base.errors import require
@@ -26,6 +27,18 @@ class NodeFacts(Protocol):
         """When it was last inserted or locked."""
 
     @property
+    def born_ns(self) -> int:
+        """When its content was first inserted."""
+
+    @property
+    def hits(self) -> int:
+        """Requests that computed it or began with it."""
+
+    @property
+    def priority(self) -> int:
+        """The highest of theirs."""
+
+    @property
     def page_count(self) -> int: ...
 
 
@@ -39,6 +52,46 @@ class Lru:
 
     def worth(self, node: NodeFacts) -> Worth:
         return (node.touched_ns,)
+
+
+class Lfu:
+    """Least frequently used first, in requests; of equals the least recently used."""
+
+    def worth(self, node: NodeFacts) -> Worth:
+        return (node.hits, node.touched_ns)
+
+
+class Slru:
+    """Segmented: what only one request has used goes before everything that was used again; least recently used first
+    within each segment. A flood of prompts that never come back cannot wash out what is shared. (Nothing is demoted, as
+    in SGLang's ``slru``; the classic one bounds the second segment.)"""
+
+    def worth(self, node: NodeFacts) -> Worth:
+        return (int(node.hits > 1), node.touched_ns)
+
+
+class Fifo:
+    """First in, first out: use does not count."""
+
+    def worth(self, node: NodeFacts) -> Worth:
+        return (node.born_ns,)
+
+
+class ByPriority:
+    """What only requests of low priority have used goes first; of equals the least recently used."""
+
+    def worth(self, node: NodeFacts) -> Worth:
+        return (node.priority, node.touched_ns)
+
+
+EVICTION_ORDERS: dict[str, Callable[[], EvictionOrder]] = {
+    "lru": Lru,
+    "lfu": Lfu,
+    "slru": Slru,
+    "fifo": Fifo,
+    "priority": ByPriority,
+}
+"""The one door for eviction orders. ``base.config.EVICTION_NAMES`` lists the same names."""
 
 
 class EvictionQueue:

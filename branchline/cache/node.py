@@ -20,16 +20,19 @@ class Node:
     """
 
     __slots__ = (
-        "children", "chunks", "dropped", "firsts", "last_step", "lock_count", "marks", "pages", "parent", "queued",
-        "touched_ns",
+        "born_ns", "children", "chunks", "dropped", "firsts", "hits", "last_step", "lock_count", "marks", "pages", "parent",
+        "priority", "queued", "touched_ns",
     )  # fmt: skip
 
-    def __init__(self, parent: "Node | None", chunks: list[Chunk], pages: list[PageId]) -> None:
+    def __init__(
+        self, parent: "Node | None", chunks: list[Chunk], pages: list[PageId], marks: list[Mark] | None = None
+    ) -> None:
+        """``marks``: if they are known already."""
         self.parent = parent
         """``None`` at a root only."""
         self.chunks = chunks
         self.pages = pages
-        self.marks = marks_after(parent.end_mark if parent else EMPTY_MARK, chunks)
+        self.marks = marks_after(parent.end_mark if parent else EMPTY_MARK, chunks) if marks is None else marks
         """For each page, the mark of the prefix that ends with it."""
         self.children: dict[Chunk, Node] = {}
         self.firsts = Fan()
@@ -37,7 +40,12 @@ class Node:
         self.lock_count = 0
         self.last_step: StepId = 0
         """Plans up to this step may read these pages."""
+        self.born_ns = 0
         self.touched_ns = 0
+        self.hits = 0
+        """Requests that computed it or began with it."""
+        self.priority = 0
+        """The highest of theirs."""
         self.dropped = False
         """No longer in the tree: whoever still holds it as a path is late."""
         self.queued = False
@@ -48,18 +56,19 @@ class Node:
         return len(self.pages)
 
     @property
-    def root(self) -> "Root":
-        node = self
+    def depth_pages(self) -> int:
+        """Pages of the prefix that ends with this node."""
+        return self.origin()[1]
+
+    def origin(self) -> "tuple[Root, int]":
+        """The root above, and the pages of the prefix that ends with this node."""
+        node, depth = self, 0
         while node.parent is not None:
+            depth += len(node.pages)
             node = node.parent
         if not isinstance(node, Root):
             raise InvariantBroken("a node hangs in the air")
-        return node
-
-    @property
-    def depth_pages(self) -> int:
-        """Pages of the prefix that ends with this node."""
-        return sum(node.page_count for node in self.upward())
+        return node, depth
 
     @property
     def end_mark(self) -> Mark:
@@ -104,8 +113,9 @@ class Node:
         parent = self.parent
         if parent is None:
             raise ValueError("a root has no pages to split")
-        upper = Node(parent, self.chunks[:page_count], self.pages[:page_count])
+        upper = Node(parent, self.chunks[:page_count], self.pages[:page_count], self.marks[:page_count])
         upper.lock_count, upper.last_step, upper.touched_ns = self.lock_count, self.last_step, self.touched_ns
+        upper.born_ns, upper.hits, upper.priority = self.born_ns, self.hits, self.priority
         parent.children[self.chunks[0]] = upper
         del self.chunks[:page_count], self.pages[:page_count], self.marks[:page_count]
         upper.adopt(self)

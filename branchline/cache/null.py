@@ -46,6 +46,9 @@ class NullCache:
     def match(self, namespace: Namespace, tokens: Sequence[TokenId], limit: int) -> Match:
         return Match(_NOWHERE, (), None, self.page_size)
 
+    def cut(self, match: Match) -> Path:
+        return match.path
+
     def lock(self, path: Path, now_ns: int) -> None:
         pass
 
@@ -55,8 +58,20 @@ class NullCache:
     def hold_until(self, path: Path, step: StepId) -> None:
         pass
 
+    def use(self, path: Path, priority: int) -> None:
+        pass
+
+    def pages_freed_by(self, paths: Sequence[Path]) -> int:
+        return 0
+
     def insert(
-        self, namespace: Namespace, tokens: Sequence[TokenId], pages: Sequence[PageId], owner: SeqId, now_ns: int
+        self,
+        namespace: Namespace,
+        tokens: Sequence[TokenId],
+        pages: Sequence[PageId],
+        owner: SeqId,
+        now_ns: int,
+        priority: int = 0,
     ) -> Insertion:
         """Takes no page: all of them stay ``owner``'s, none is a duplicate."""
         return Insertion(_NOWHERE, (), ())

@@ -4,6 +4,7 @@ Knows: which nodes to show when not all can be. Refuses to know: who asks.
 """
 
 from collections.abc import Mapping
+from itertools import islice
 from zlib import crc32
 
 from branchline.cache.node import Node, Root
@@ -18,7 +19,7 @@ def outline(roots: Mapping[Namespace, Root], page_size: int, node_count: int) ->
     """Breadth first, most recently used first, until ``node_count`` nodes are shown."""
     shown: dict[int, list[Node]] = {}
     """For each node that is shown, the children that are."""
-    level: list[Node] = list(roots.values())[:node_count]
+    level: list[Node] = [*islice(roots.values(), node_count)]
     order: list[Node] = []
     for depth in range(MAX_DEPTH + 1):
         order += level

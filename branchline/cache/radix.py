@@ -13,6 +13,7 @@ lock(children)`` and every unlocked page can be reached by dropping leaves. When
 same object, so that a path which was handed out goes on protecting everything above it.
 """
 
+from collections import Counter as Tally
 from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -21,10 +22,11 @@ from branchline.base.errors import InvariantBroken, require
 from branchline.base.ids import PageId, SeqId, StepId, TokenId
 from branchline.cache.check import Counters, check_locks, check_tree
 from branchline.cache.eviction import EvictionOrder, EvictionQueue, Lru
-from branchline.cache.node import Chunk, Node, Root, common_pages, common_tokens
+from branchline.cache.fan import Chunk
+from branchline.cache.node import Node, Root, common_pages, common_tokens
 from branchline.cache.outline import outline
 from branchline.cache.pages import PageLedger
-from branchline.core.explain import EMPTY_MARK, TreeNode
+from branchline.core.explain import TreeNode
 from branchline.core.ports import Dropped, Insertion, Match, Path, Tail, Trace
 from branchline.core.request import Namespace
 
@@ -93,6 +95,21 @@ class RadixCache:
 
     # ------------------------------------------------------------ locks
 
+    def cut(self, match: Match) -> Path:
+        """The path that ends exactly with the whole pages of ``match``; a node that goes on is split there. A lock on the
+        path of the match itself would keep the rest of that node as well, and the one who runs alone could starve beside
+        pages that nobody uses.
+
+        Raises:
+            InvariantBroken: the path was evicted since it was handed out.
+        """
+        node = _live(match.path)
+        surplus = node.depth_pages - len(match.pages)
+        while surplus and surplus >= node.page_count and node.parent is not None:  # it was split since
+            surplus -= node.page_count
+            node = node.parent
+        return self._cut_at(Place(node, node.page_count - surplus, list(match.pages)))
+
     def lock(self, path: Path, now_ns: int) -> None:
         """Protect the nodes of a path, whole, and mark them as used. Roots need no protection.
 
@@ -133,10 +150,35 @@ class RadixCache:
         for node in _live(path).upward():
             node.last_step = max(node.last_step, step)
 
+    def use(self, path: Path, priority: int) -> None:
+        """A request begins with this path: what eviction orders may count.
+
+        Raises:
+            InvariantBroken: the path was evicted since it was handed out.
+        """
+        for node in _live(path).upward():
+            node.hits += 1
+            node.priority = max(node.priority, priority)
+
+    def pages_freed_by(self, paths: Sequence[Path]) -> int:
+        """Pages that would be evictable if one lock on each of ``paths`` were given back. O(nodes on the paths).
+
+        Raises:
+            InvariantBroken: one of them was evicted since it was handed out.
+        """
+        locks = Tally(node for path in paths for node in _live(path).upward())
+        return sum(node.page_count for node, count in locks.items() if node.lock_count == count)
+
     # ------------------------------------------------------------ growth
 
     def insert(
-        self, namespace: Namespace, tokens: Sequence[TokenId], pages: Sequence[PageId], owner: SeqId, now_ns: int
+        self,
+        namespace: Namespace,
+        tokens: Sequence[TokenId],
+        pages: Sequence[PageId],
+        owner: SeqId,
+        now_ns: int,
+        priority: int = 0,
     ) -> Insertion:
         """Remember the whole pages of ``tokens``. Pages new to the tree pass from ``owner`` to it.
 
@@ -155,6 +197,7 @@ class RadixCache:
         node = self._cut_at(place)
         if fresh:
             node = self._grow(node, chunks[known:], fresh)
+            node.born_ns, node.hits, node.priority = now_ns, 1, priority
         for touched in node.upward():
             touched.touched_ns = max(touched.touched_ns, now_ns)
         self._queue.offer(node)
@@ -195,15 +238,11 @@ class RadixCache:
     # ------------------------------------------------------------ explanation
 
     def trace(self, namespace: Namespace, tokens: Sequence[TokenId], match: Match) -> Trace:
-        """Evidence of why ``match`` did not go further along ``tokens``. O(nodes on its path + other namespaces looked at)."""
-        node, count = _live(match.path), len(match.pages)
-        above = node.depth_pages - node.page_count
-        while node.parent is not None and above >= count:  # a split has moved the end of the match up
-            node = node.parent
-            above -= node.page_count
-        mark = node.marks[count - above - 1] if count else EMPTY_MARK
-        continues = count > 0 and (count - above < node.page_count or bool(node.children))
-        return Trace(mark, continues, self._is_elsewhere(namespace, tokens, count + 1))
+        """Evidence of why ``match``, whose path was cut, did not go further along ``tokens``. O(namespaces looked at)."""
+        node, page_count = _live(match.path), len(match.pages)
+        is_alone = len(self._roots) == 1 and page_count > 0
+        is_elsewhere = not is_alone and self._is_elsewhere(namespace, tokens, page_count + 1)
+        return Trace(node.end_mark, page_count > 0 and bool(node.children), is_elsewhere)
 
     def outline(self, node_count: int) -> tuple[TreeNode, ...]:
         """The top of the tree, breadth first. O(nodes shown and their children)."""
@@ -224,8 +263,6 @@ class RadixCache:
 
     def _is_elsewhere(self, namespace: Namespace, tokens: Sequence[TokenId], page_count: int) -> bool:
         """Are the first ``page_count`` pages of ``tokens`` cached in another namespace? Looks at a few only."""
-        if len(self._roots) <= (namespace in self._roots):
-            return False
         wanted = self._chunks(tuple(tokens[: page_count * self.page_size]))
         others = islice((root for other, root in self._roots.items() if other != namespace), NAMESPACES_LOOKED_AT)
         return len(wanted) == page_count and any(len(_descend(root, wanted).pages) == page_count for root in others)
@@ -269,11 +306,11 @@ class RadixCache:
 
     def _drop_tail(self, leaf: Node, page_count: int) -> int:
         """The one place where pages leave the tree."""
-        namespace, length = leaf.root.namespace, leaf.depth_pages
+        root, length = leaf.origin()
         if page_count == leaf.page_count:
             self._unlink(leaf)
         pages, marks = leaf.cut_tail(page_count)
-        self._dropped.append(Dropped(namespace, marks, length, leaf.touched_ns))
+        self._dropped.append(Dropped(root.namespace, marks, length, leaf.touched_ns))
         self._ledger.release_tree(pages, leaf.last_step)
         self._page_count -= page_count
         self._evictable_pages -= page_count

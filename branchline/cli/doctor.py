@@ -13,15 +13,14 @@ from branchline.base.errors import ModelError
 from branchline.base.machine import Machine
 from branchline.base.version import __version__
 from branchline.cli.options import add_engine_options, engine_settings
-from branchline.engine.build import announce, derive
+from branchline.engine.build import HOW_TO_BUILD, announce, derive
 from branchline.memory.kv import bytes_per_page
 from branchline.models.checkpoint import Checkpoint
 from branchline.models.registry import build_graph
 from branchline.models.source import open_checkpoint
+from branchline.ops.native import usable_isas
 
 GIB = 1 << 30
-EXECUTOR = "reference (numpy float32, threaded BLAS)"
-WHY = "this version has no native kernels yet"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +58,13 @@ def machine_facts(machine: Machine) -> list[tuple[str, str]]:
 
 
 def installation_facts() -> list[tuple[str, str]]:
+    isas = usable_isas()
     numpy_version = importlib.metadata.version("numpy")
     return [
         ("branchline", f"{__version__} on Python {platform.python_version()} ({sys.executable})"),
-        ("executor", f"{EXECUTOR}, numpy {numpy_version}: {WHY}"),
-    ]
+        ("executor", f"native kernels for {', '.join(isas)}; the first is used" if isas else
+                     f"reference (numpy {numpy_version}, float32, threaded BLAS): this installation has no native kernels"),
+    ]  # fmt: skip
 
 
 def model_facts(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> list[tuple[str, str]]:
@@ -77,7 +78,7 @@ def model_facts(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) 
     return [
         ("model", f"{model.name} ({model.architecture}, {weights / 1e6:.0f} M parameters, {model.layers} layers)"),
         ("context", f"{settled.context_length} tokens"),
-        ("weights", f"{weights * 4 / GIB:.2f} GiB as float32"),
+        ("weights", f"{weight_bytes(checkpoint) / GIB:.2f} GiB{'' if usable_isas() else ' as float32'}"),
         ("KV cache", f"{pages} pages of {settled.page_size} tokens = {pages * settled.page_size} tokens, "
                      f"{pages * page_bytes / GIB:.2f} GiB"),
     ]  # fmt: skip
@@ -86,16 +87,24 @@ def model_facts(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) 
 def hints(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> list[str]:
     """What the user could change, most useful first."""
     found = []
-    needed = weight_count(checkpoint) * 4
+    needed = weight_bytes(checkpoint)
     if needed > machine.available_bytes:
-        found.append(f"The weights need {needed / GIB:.1f} GiB as float32, more than is available: choose a smaller model.")
+        found.append(f"The weights need {needed / GIB:.1f} GiB, more than is available: choose a smaller model.")
     if "avx2" not in machine.flags and "asimd" not in machine.flags:
         found.append("This processor has no vector instructions that BLAS libraries use; expect very slow answers.")
     if config.threads is not None and config.threads > machine.cpus:
         found.append(f"{config.threads} threads share {machine.cpus} CPUs: --threads {machine.cpus} would be faster.")
-    found.append("Native kernels would be faster than the reference executor; they come with a later version.")
+    if not usable_isas():
+        found.append(f"Native kernels would be several times faster. {HOW_TO_BUILD}")
     return found
 
 
 def weight_count(checkpoint: Checkpoint) -> int:
     return sum(checkpoint.tensor(name).size for name in checkpoint.names)
+
+
+def weight_bytes(checkpoint: Checkpoint) -> int:
+    """About as much as the executor holds: native kernels keep the encoding of the file, the reference executor float32."""
+    if usable_isas():
+        return sum(checkpoint.tensor(name).data.nbytes for name in checkpoint.names)
+    return weight_count(checkpoint) * 4

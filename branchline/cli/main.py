@@ -19,7 +19,13 @@ COMMANDS = {
     "serve": "OpenAI-compatible server",
     "generate": "one completion from an engine in this process",
     "chat": "chat in the terminal",
+    "why": "why a request waits or what became of it; why the queue grows",
     "doctor": "what this machine, this model and this installation can do",
+    "simulate": "a trace or made-up traffic through the scheduler in virtual time",
+    "calibrate": "measure how long steps take, for simulate and advise",
+    "replay": "a journal once more through the scheduler: same plans, or what other settings would have done",
+    "advise": "settings for the traffic of a trace",
+    "bench": "how fast a server or an executor is",
 }
 
 

@@ -7,22 +7,32 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from branchline.base.config import EngineConfig, ServerConfig
+from branchline.base.config import EVICTION_NAMES, POLICY_NAMES, EngineConfig, ServerConfig
 from branchline.core.request import SamplingParams
 
 ENGINE_HELP = {
     "threads": "threads of the executor (default: the CPUs this process may use)",
+    "executor": "native, reference, or auto: native kernels where they are installed",
+    "isa": "instruction set of the native kernels, see `branchline doctor`",
     "context_length": "longest sequence in tokens (default: the model's)",
     "page_size": "tokens per KV page",
     "pages": "KV pages (default: a quarter of the available memory)",
     "max_running": "sequences computed at the same time",
     "max_queued": "waiting requests beyond which new ones are refused",
+    "max_queued_tokens": "prompt tokens of waiting requests beyond which new ones are refused (default: no limit)",
     "max_step_tokens": "token budget of one step",
     "max_chunk_tokens": "most prompt tokens of one request in one step (default: what the budget leaves)",
-    "policy": "order of the queue: fcfs or lpm",
+    "policy": f"order of the queue: {', '.join(POLICY_NAMES)}",
+    "overtake_tokens": "hrrn: work for later arrivals, in tokens, after which nobody overtakes a waiting request",
+    "preemption_gap": "priority: how much higher a priority must be to take the place of running work",
+    "policy_seed": "random: the seed",
+    "eviction": f"which cached prefix goes first: {', '.join(EVICTION_NAMES)}",
+    "pin_share": "share of the KV pages that pinned prefixes may hold",
     "waiting_timeout_s": "seconds a request may wait before it is refused (default: no limit)",
     "running_timeout_s": "seconds a request may run (default: no limit)",
     "step_timeout_s": "seconds after which a step makes /ready answer 503",
+    "journal": "directory for a record of every decision, see `branchline replay` (default: none is kept)",
+    "journal_max_bytes": "delete the oldest parts of the journal beyond this (default: no limit)",
 }
 SERVER_HELP = {
     "host": "address to listen on",
@@ -41,6 +51,16 @@ def add_engine_options(parser: argparse.ArgumentParser, only: Iterable[str] | No
     group = parser.add_argument_group("engine")
     names = list(ENGINE_HELP) if only is None else list(only)
     _add_fields(group, EngineConfig, {name: ENGINE_HELP[name] for name in names})
+    if "policy" in names:
+        group.add_argument(
+            "--tenant-weight", dest="tenant_weights", action="append", type=_weight, metavar="NAME=WEIGHT",
+            help="fair: share of a tenant, may be given several times (default: 1 for everyone)",
+        )  # fmt: skip
+    if "journal" in names:
+        group.add_argument(
+            "--journal-text", action="store_true", default=None,
+            help="keep token ids, and so the text, in the journal (default: only which prompts begin alike)",
+        )  # fmt: skip
     for name, help_text in (
         ("prefix_cache", "share KV of common prefixes"),
         ("overlap", "plan the next step while one runs"),
@@ -75,6 +95,8 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     for name in ("prefix_cache", "overlap"):
         if name in settings:
             settings[name] = settings[name] == "on"
+    if "tenant_weights" in settings:
+        settings["tenant_weights"] = tuple(settings["tenant_weights"])
     return settings
 
 
@@ -104,6 +126,14 @@ def _add_fields(group: Any, config: type, helps: dict[str, str]) -> None:
         kind = KINDS[str(getattr(field.type, "__name__", field.type)).split(" ", maxsplit=1)[0]]
         shown = help_text if "default" in help_text else f"{help_text} (default: {field.default})"
         group.add_argument(_flag(name), dest=name, type=kind, default=None, help=shown)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    tenant, _, weight = text.rpartition("=")
+    try:
+        return tenant, float(weight)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WEIGHT") from None
 
 
 def _flag(name: str) -> str:

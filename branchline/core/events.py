@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from branchline.base.finish import FinishReason
 from branchline.base.ids import RequestId, StepId
+from branchline.core.explain import Miss
 from branchline.core.plan import StepPlan
 
 
@@ -17,6 +18,7 @@ class Submitted:
     request_id: RequestId
     prompt_tokens: int
     max_new_tokens: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,16 @@ class Admitted:
     """Tokens taken from the cache at this admission."""
     attempt: int
     """0 at first, +1 after each retraction."""
+    tail_tokens: int = 0
+    """Of the cached ones, those copied from a page that goes on differently."""
+    missed: tuple[Miss, ...] = ()
+    """At first: why prompt tokens were not in the cache. Empty without notes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    at_ns: int
+    request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,10 @@ class Finished:
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    chunks: int = 0
+    """Rows that computed known tokens."""
+    steps: int = 0
+    """All rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +88,4 @@ class StepLost:
     message: str
 
 
-Event: TypeAlias = Submitted | Admitted | Retracted | Finished | Evicted | Planned | Committed | StepLost
+Event: TypeAlias = Submitted | Admitted | FirstToken | Retracted | Finished | Evicted | Planned | Committed | StepLost

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from branchline.base.ids import PageId, SeqId, StepId, TokenId
 from branchline.core.events import Event
+from branchline.core.explain import Mark, TreeNode
 from branchline.core.plan import StepPlan
 from branchline.core.request import Namespace
 from branchline.core.result import StepResult
@@ -89,6 +92,29 @@ class Insertion:
     """Pages of the owner whose content the cache had already: still the owner's, to be released by it."""
 
 
+class Trace(msgspec.Struct, frozen=True, gc=False):
+    """What a cache knows about the place where a match ended."""
+
+    mark: Mark
+    """Of the whole pages that matched."""
+    continues: bool
+    """Something else goes on from there."""
+    is_elsewhere: bool
+    """One page more is cached in another namespace."""
+
+
+class Dropped(msgspec.Struct, frozen=True, gc=False):
+    """Pages from the end of one cached prefix that were evicted together."""
+
+    namespace: Namespace
+    marks: tuple[Mark, ...]
+    """Of the prefixes that ended with these pages, shortest first."""
+    length_pages: int
+    """Of the longest of these prefixes."""
+    touched_ns: int
+    """When it was last used."""
+
+
 class PrefixCache(Protocol):
     """Which pages hold the KV of which token prefix. Integers only; the bytes live in ``memory``.
 
@@ -100,6 +126,10 @@ class PrefixCache(Protocol):
     def match(self, namespace: Namespace, tokens: Sequence[TokenId], limit: int) -> Match:
         """Longest cached prefix of ``tokens[:limit]``. Read-only: no split, no time stamp."""
 
+    def cut(self, match: Match) -> Path:
+        """The path that ends exactly with the whole pages of ``match``: whoever locks it protects no page that it does
+        not use. What is cached, and what matches, stays as it is."""
+
     def lock(self, path: Path, now_ns: int) -> None:
         """Protect a path from eviction and mark it as used."""
 
@@ -109,10 +139,23 @@ class PrefixCache(Protocol):
     def hold_until(self, path: Path, step: StepId) -> None:
         """The plan ``step`` reads pages of this node (a page copy): if evicted, they are not reused before it is done."""
 
+    def use(self, path: Path, priority: int) -> None:
+        """A request of this priority begins with this path: what eviction orders may count."""
+
+    def pages_freed_by(self, paths: Sequence[Path]) -> int:
+        """Pages that would be evictable if one lock on each of ``paths`` were given back."""
+
     def insert(
-        self, namespace: Namespace, tokens: Sequence[TokenId], pages: Sequence[PageId], owner: SeqId, now_ns: int
+        self,
+        namespace: Namespace,
+        tokens: Sequence[TokenId],
+        pages: Sequence[PageId],
+        owner: SeqId,
+        now_ns: int,
+        priority: int = 0,
     ) -> Insertion:
-        """Remember the whole pages of ``tokens``. Pages new to the cache pass from ``owner`` to the cache."""
+        """Remember the whole pages of ``tokens``. Pages new to the cache pass from ``owner`` to the cache; they have
+        been used once, by a request of this ``priority``."""
 
     def evict(self, page_count: int) -> int:
         """Drop unlocked pages, least worth keeping first. Returns how many were dropped (at most ``page_count``);
@@ -120,6 +163,16 @@ class PrefixCache(Protocol):
 
     def reset(self) -> int:
         """Drop everything; returns the number of pages dropped. Only legal while nothing is locked."""
+
+    @property
+    def dropped(self) -> Sequence[Dropped]:
+        """What the last ``evict`` or ``reset`` dropped, in order."""
+
+    def trace(self, namespace: Namespace, tokens: Sequence[TokenId], match: Match) -> Trace:
+        """Evidence of why ``match`` did not go further along ``tokens``; its path must have been cut. Read-only, O(1)."""
+
+    def outline(self, node_count: int) -> tuple[TreeNode, ...]:
+        """The top of the cache, a root per namespace, about ``node_count`` nodes in all. For people: not cheap."""
 
     @property
     def page_count(self) -> int: ...
@@ -136,6 +189,10 @@ class PrefixCache(Protocol):
 
     def check(self) -> None:
         """Prove every invariant of the structure. Raises InvariantBroken."""
+
+    def check_locks(self, paths: Sequence[Path]) -> None:
+        """Prove that whoever holds ``paths`` (one entry per lock), and nobody else, locks anything here.
+        Raises InvariantBroken."""
 
 
 class Ledger(Protocol):

@@ -69,6 +69,15 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     group: RequestId = ""
     """Common to the choices of one API call (``n`` > 1, a list of prompts); empty for a lone request."""
+    user: str = ""
+    """For whom the client says it asks. Never part of the namespace."""
+    timeout_s: float | None = None
+    """From arrival to the last token; ``None``: as long as the server allows."""
+
+    @property
+    def payer(self) -> str:
+        """Whose share of the engine it uses: the tenant of the API key, or without keys the client's ``user``."""
+        return self.namespace.tenant or self.user
 
     @property
     def stop_ids(self) -> frozenset[TokenId]:

@@ -53,6 +53,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     """HTTP status that fits, for ends without success."""
     stop_token: TokenId | None = None
     """The token that ended it. It is the last of the tokens reported and not part of the text."""
+    retry_after_s: int = 0
+    """For a full queue: when there may be room again, an estimate; 0: none."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):

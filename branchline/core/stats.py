@@ -7,6 +7,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     # gauges
     running: int = 0
     waiting: int = 0
+    waiting_tokens: int = 0
+    """Prompt tokens of waiting requests that have not run yet."""
     paused: bool = False
     draining: bool = False
     plans_in_flight: int = 0
@@ -19,11 +21,15 @@ class EngineStats(msgspec.Struct, frozen=True):
     pages_retired: int = 0
     pages_evictable: int = 0
     locked_nodes: int = 0
+    pins: int = 0
+    pages_pinned: int = 0
     slots_used: int = 0
     new_token_ratio: float = 0.0
     max_running: int = 0
     page_size: int = 0
     context_length: int = 0
+    waiting_causes: dict[str, int] = {}
+    """Waiting requests by ``core.explain.WaitingCause``, as the last planning pass left them."""
     # counters
     steps: int = 0
     """Committed steps: the progress counter behind ``/ready``."""
@@ -38,13 +44,20 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Positions computed, recomputation after retraction included."""
     generated_tokens: int = 0
     retractions: int = 0
+    preemptions: int = 0
+    """Those retractions that made way for a higher priority."""
     evicted_pages: int = 0
+    missed_tokens: dict[str, int] = {}
+    """Prompt tokens that were not in the cache at first admission, by ``core.explain.MissReason``."""
     late_results: int = 0
     """Row results dropped because their epoch had passed."""
     failed_steps: int = 0
     dropped_messages: int = 0
     busy_ns: int = 0
     """Time the worker spent in steps."""
+    journal_bytes: int = 0
+    journal_lost: int = 0
+    """Records that came after the journal had ended, for example because the disk is full."""
 
     def snapshot(self, *, step_started_ns: int | None, turns: int) -> "EngineStats":
         """The same with what only the loop knows."""

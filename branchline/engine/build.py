@@ -14,27 +14,31 @@ from branchline.base.clock import NS_PER_S, Clock
 from branchline.base.config import EngineConfig
 from branchline.base.errors import ConfigError, InvariantBroken
 from branchline.base.machine import Machine
-from branchline.cache.null import NullCache
-from branchline.cache.pages import PageLedger
-from branchline.cache.radix import RadixCache
-from branchline.core.ports import Observer, PrefixCache, Worker
+from branchline.core.ports import Observer, Worker
 from branchline.core.stats import EngineStats
+from branchline.engine.answers import Answers
+from branchline.engine.books import make_books
 from branchline.engine.loop import Loop
 from branchline.engine.ports import Inbox, Outbox
-from branchline.memory.kv import KvPool, bytes_per_page
+from branchline.memory.kv import FloatArray, KvPool, bytes_per_page
 from branchline.models.checkpoint import Checkpoint
 from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
+from branchline.models.repack import repack
 from branchline.models.source import open_checkpoint
+from branchline.observe.stories import Stories
+from branchline.ops.batch import Executor
 from branchline.ops.graph import Graph
+from branchline.ops.native import NativeExecutor, usable_isas
 from branchline.ops.reference import ReferenceExecutor
-from branchline.sched.policy import POLICIES
 from branchline.sched.scheduler import Scheduler
+from branchline.sim.record import NoRecorder, Recorder, open_recorder
 from branchline.wire.messages import ModelFacts
 from branchline.worker.runner import LocalWorker
 
 IDLE_NS = NS_PER_S // 4
 """Longest sleep of an idle loop: how soon it notices that it shall stop."""
+HOW_TO_BUILD = "Install a C++20 compiler (g++ 11 or clang 14, or later) and install branchline again."
 KV_SHARE = 0.25
 """Share of the available memory that KV pages may take unless `pages` says otherwise."""
 
@@ -47,6 +51,7 @@ class Parts:
     facts: ModelFacts
     scheduler: Scheduler
     worker: Worker
+    recorder: Recorder | NoRecorder
 
 
 class Engine:
@@ -85,7 +90,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A photograph of the last turn. From any thread, also while a step hangs."""
-        return msgspec.structs.replace(self._photograph, step_started_ns=self._loop.step_started_ns)
+        recorder = self.parts.recorder
+        return msgspec.structs.replace(
+            self._photograph, step_started_ns=self._loop.step_started_ns,
+            journal_bytes=recorder.bytes_written, journal_lost=recorder.lost_records,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.parts.worker.close()
@@ -107,18 +116,17 @@ def build_engine(
         ModelError: the model cannot be found, read or run.
         ConfigError: the settings contradict each other, the model or the machine.
     """
-    if config.policy not in POLICIES:
-        raise ConfigError(f"there is no policy {config.policy!r}; choose one of {', '.join(sorted(POLICIES))}")
     checkpoint = checkpoint or open_checkpoint(config.model, cache_dir, announce)
     graph = build_graph(checkpoint.config, checkpoint.names)
     config = derive(config, checkpoint, graph, Machine.look())
-    worker = _make_worker(config, checkpoint, graph, clock)
-    ledger = PageLedger(config.pages or 0)
-    cache: PrefixCache
-    cache = RadixCache(ledger, config.page_size) if config.prefix_cache else NullCache(ledger, config.page_size)
-    scheduler = Scheduler(config, ledger, cache, observers)
-    loop = Loop(scheduler, worker, inbox, outbox, clock, config.depth)
-    return Engine(Parts(config, _facts(config, checkpoint), scheduler, worker), loop)
+    facts = _facts(config, checkpoint)
+    recorder = open_recorder(config, facts)
+    doors = recorder.doors(clock, inbox, _make_worker(config, checkpoint, graph, clock))
+    ledger, cache = make_books(config)
+    stories = Stories()
+    scheduler = Scheduler(config, ledger, cache, (stories, *observers))
+    loop = Loop(scheduler, doors.worker, doors.inbox, outbox, doors.clock, config.depth, Answers(scheduler, stories))
+    return Engine(Parts(config, facts, scheduler, doors.worker, recorder), loop)
 
 
 def derive(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, machine: Machine) -> EngineConfig:
@@ -134,7 +142,25 @@ def derive(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, machine: 
     pages = config.pages or default_pages(config, graph, context, machine)
     if pages < 1:
         raise ConfigError("there is not enough memory for the KV cache; set `pages` to try all the same")
-    return dataclasses.replace(config, context_length=context, pages=pages, threads=config.threads or machine.cpus)
+    executor, isa = choose_executor(config, usable_isas())
+    return dataclasses.replace(
+        config, context_length=context, pages=pages, threads=config.threads or machine.cpus, executor=executor, isa=isa
+    )
+
+
+def choose_executor(config: EngineConfig, usable: Sequence[str]) -> tuple[str, str]:
+    """Name of the executor and its instruction set, given those that native kernels can use here, best first.
+
+    Raises:
+        ConfigError: what was asked for is not to be had here.
+    """
+    if config.executor == "reference" or (config.executor == "auto" and not usable and config.isa == "auto"):
+        return "reference", "auto"
+    if not usable:
+        raise ConfigError(f"this installation has no native kernels. {HOW_TO_BUILD}")
+    if config.isa not in ("auto", *usable):
+        raise ConfigError(f"there are no native kernels for {config.isa} here, only for {', '.join(usable)}")
+    return "native", usable[0] if config.isa == "auto" else config.isa
 
 
 def default_pages(config: EngineConfig, graph: Graph, context: int, machine: Machine) -> int:
@@ -156,9 +182,22 @@ def _make_worker(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, clo
         layers=graph.layers, kv_heads=graph.kv_heads, head_dim=graph.head_dim,
         page_size=config.page_size, page_count=config.pages or 0,
     )  # fmt: skip
-    executor = ReferenceExecutor(graph, lambda name: dequantize(checkpoint.tensor(name)), pool)
+    executor = _make_executor(config, checkpoint, graph, pool)
     token_limit = checkpoint.tokenizer.usable_ids
     return LocalWorker(executor, token_limit=token_limit, threads=config.threads or 1, clock=clock)
+
+
+def _make_executor(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, pool: KvPool) -> Executor:
+    def floats(name: str) -> FloatArray:
+        return dequantize(checkpoint.tensor(name))
+
+    if config.executor == "native":
+        return NativeExecutor(
+            graph, lambda name: repack(checkpoint.tensor(name)), floats, pool, threads=config.threads or 1, isa=config.isa
+        )
+    if not usable_isas():
+        announce(f"computing with the slow reference executor: this installation has no native kernels. {HOW_TO_BUILD}")
+    return ReferenceExecutor(graph, floats, pool)
 
 
 def _facts(config: EngineConfig, checkpoint: Checkpoint) -> ModelFacts:
@@ -169,5 +208,5 @@ def _facts(config: EngineConfig, checkpoint: Checkpoint) -> ModelFacts:
         vocab_size=checkpoint.tokenizer.usable_ids,
         context_length=context,
         max_prompt_tokens=min(context, pages * config.page_size) - 1,
-        executor="reference (numpy, float32)",
+        executor=f"native ({config.isa})" if config.executor == "native" else "reference (numpy, float32)",
     )

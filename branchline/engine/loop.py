@@ -11,21 +11,34 @@ messages come from (`wire`), what time it is (`base.clock`).
 import logging
 from collections import deque
 
-from branchline.base.clock import Clock
+from branchline.base.clock import NS_PER_S, Clock
 from branchline.base.errors import StepFailed
 from branchline.base.finish import FinishReason
 from branchline.core.ports import Ticket, Worker
 from branchline.core.stats import EngineStats
+from branchline.engine.answers import Answers
 from branchline.engine.ports import Inbox, Outbox
+from branchline.observe.stories import Stories
 from branchline.sched.scheduler import Scheduler
-from branchline.wire.messages import Cancel, Control, Controlled, Submit, ToEngine
+from branchline.wire.messages import Ask, Cancel, Control, Controlled, PinTokens, Submit, ToEngine
 
 log = logging.getLogger(__name__)
 
 
 class Loop:
-    def __init__(self, scheduler: Scheduler, worker: Worker, inbox: Inbox, outbox: Outbox, clock: Clock, depth: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: Worker,
+        inbox: Inbox,
+        outbox: Outbox,
+        clock: Clock,
+        depth: int,
+        answers: Answers | None = None,
+    ) -> None:
+        """``answers``: to questions about decisions; left out, they know what the scheduler knows, and no stories."""
         self._scheduler = scheduler
+        self._answers = answers or Answers(scheduler, Stories())
         self._worker = worker
         self._inbox = inbox
         self._outbox = outbox
@@ -33,6 +46,7 @@ class Loop:
         self._depth = depth
         self._tickets: deque[tuple[Ticket, int]] = deque()
         self._step_started_ns: int | None = None
+        self._questions: list[Ask] = []
         self._turns = 0
         self._rested = False
 
@@ -41,6 +55,7 @@ class Loop:
         self._turns += 1
         received = self._receive()
         self._launch()
+        self._answer()
         committed = self._commit()
         published = self._publish()
         return received or committed or published
@@ -80,7 +95,7 @@ class Loop:
     def _receive(self) -> bool:
         messages = self._inbox.drain()
         for message in messages:
-            self._rested = False
+            self._rested = self._rested and isinstance(message, Ask)  # a question changes nothing
             self._dispatch(message)
         return bool(messages)
 
@@ -90,6 +105,10 @@ class Loop:
             self._scheduler.submit(message.spec, now_ns)
         elif isinstance(message, Cancel):
             self._scheduler.cancel(message.request_id, message.reason, now_ns)
+        elif isinstance(message, PinTokens):
+            self._outbox.reply(self._pin(message, now_ns))
+        elif isinstance(message, Ask):
+            self._questions.append(message)
         else:
             self._outbox.reply(self._obey(message, now_ns))
 
@@ -113,6 +132,19 @@ class Loop:
             case _:
                 done, words = False, "There is no such verb."
         return Controlled(control.call_id, done, words)
+
+    def _pin(self, pin: PinTokens, now_ns: int) -> Controlled:
+        until_ns = now_ns + int(pin.seconds * NS_PER_S)
+        count, words = self._scheduler.pin(pin.namespace, pin.tokens, until_ns, now_ns)
+        if count:
+            words = f"{count} of {len(pin.tokens)} tokens are pinned for {pin.seconds:g} s."
+        return Controlled(pin.call_id, bool(count) or not pin.seconds, words)
+
+    def _answer(self) -> None:
+        """After planning, so that those who have just come have been tried; before a step is waited for."""
+        questions, self._questions = self._questions, []
+        for question in questions:
+            self._outbox.reply(self._answers.answer(question, self._clock.now_ns()))
 
     # ------------------------------------------------------------ launch, commit, publish
 

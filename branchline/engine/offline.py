@@ -38,6 +38,8 @@ from branchline.wire.messages import (
     TextLogprob,
     TextPrompt,
     ToClient,
+    Tokenize,
+    Tokenized,
     TokenPrompt,
 )
 
@@ -146,6 +148,12 @@ class LLM:
             if not ended:
                 self._cancel([request.request_id])
 
+    def tokenize(self, text: str) -> list[TokenId]:
+        """Token ids of a text, with the special tokens that begin a prompt."""
+        answer = self._text.prepare(Tokenize(call_id="tokenize", prompt=TextPrompt(text)))
+        _raise_failure(answer)
+        return list(answer.tokens) if isinstance(answer, Tokenized) else []
+
     @property
     def facts(self) -> ModelFacts:
         return self._engine.facts
@@ -244,7 +252,7 @@ def _note(event: ToClient, drafts: dict[RequestId, _Draft], done: dict[RequestId
         )
 
 
-def _raise_failure(event: ToClient) -> None:
+def _raise_failure(event: object) -> None:
     if isinstance(event, Refused):
         raise InvalidRequest(event.message, param=event.param) if event.status == 400 else RequestError(event.message)
     if isinstance(event, Ended) and not event.reason.is_success and event.reason is not FinishReason.CANCELLED:

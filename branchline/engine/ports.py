@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from branchline.core.result import Output
-from branchline.wire.messages import Controlled, ToEngine
+from branchline.wire.messages import Controlled, ToEngine, Told
 
 
 class Inbox(Protocol):
@@ -19,4 +19,4 @@ class Outbox(Protocol):
     def publish(self, outputs: Sequence[Output]) -> None:
         """News of one turn, in order."""
 
-    def reply(self, answer: Controlled) -> None: ...
+    def reply(self, answer: Controlled | Told) -> None: ...

@@ -54,6 +54,11 @@ class KvPool:
     def nbytes(self) -> int:
         return self._data.nbytes
 
+    @property
+    def data(self) -> FloatArray:
+        """The whole pool as drawn above, for kernels that read and write it in place."""
+        return self._data
+
     def write(self, layer: int, places: IntArray, keys: FloatArray, values: FloatArray) -> None:
         """Store keys and values ``[tokens, kv_heads, head_dim]`` at ``places`` (``page * page_size + offset``)."""
         self._by_position[layer, 0][:, places] = keys.swapaxes(0, 1)

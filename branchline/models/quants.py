@@ -76,31 +76,31 @@ def _bf16(blocks: Blocks, out: Floats) -> None:
 
 def _q4_0(blocks: Blocks, out: Floats) -> None:
     """scale f16 | 16 bytes of nibbles; ``scale * (q - 8)``"""
-    _subtract(_nibbles(blocks[:, 2:], 16), 8, out)
-    out *= _half(blocks, 0)
+    _subtract(nibbles(blocks[:, 2:], 16), 8, out)
+    out *= half(blocks, 0)
 
 
 def _q4_1(blocks: Blocks, out: Floats) -> None:
     """scale f16 | minimum f16 | 16 bytes of nibbles; ``scale * q + minimum``"""
-    np.multiply(_half(blocks, 0), _nibbles(blocks[:, 4:], 16), out=out)
-    out += _half(blocks, 2)
+    np.multiply(half(blocks, 0), nibbles(blocks[:, 4:], 16), out=out)
+    out += half(blocks, 2)
 
 
 def _q5_0(blocks: Blocks, out: Floats) -> None:
     """scale f16 | 32 fifth bits | 16 bytes of nibbles; ``scale * (q - 16)``"""
-    _subtract(_nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6]), 16, out)
-    out *= _half(blocks, 0)
+    _subtract(nibbles(blocks[:, 6:], 16) | fifth_bits(blocks[:, 2:6]), 16, out)
+    out *= half(blocks, 0)
 
 
 def _q5_1(blocks: Blocks, out: Floats) -> None:
     """scale f16 | minimum f16 | 32 fifth bits | 16 bytes of nibbles; ``scale * q + minimum``"""
-    np.multiply(_half(blocks, 0), _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks[:, 4:8]), out=out)
-    out += _half(blocks, 2)
+    np.multiply(half(blocks, 0), nibbles(blocks[:, 8:], 16) | fifth_bits(blocks[:, 4:8]), out=out)
+    out += half(blocks, 2)
 
 
 def _q8_0(blocks: Blocks, out: Floats) -> None:
     """scale f16 | 32 signed bytes"""
-    np.multiply(_half(blocks, 0), blocks[:, 2:].view(np.int8), out=out)
+    np.multiply(half(blocks, 0), blocks[:, 2:].view(np.int8), out=out)
 
 
 # ---------------------------------------------------------------- super-blocks of 256
@@ -108,42 +108,38 @@ def _q8_0(blocks: Blocks, out: Floats) -> None:
 
 def _q4_k(blocks: Blocks, out: Floats) -> None:
     """scale f16 | scale of minima f16 | 8 scales and 8 minima of 6 bits | 128 bytes of nibbles"""
-    _scale_k(_nibbles(blocks[:, 16:], 32), blocks, out)
+    _scale_k(nibbles(blocks[:, 16:], 32), blocks, out)
 
 
 def _q5_k(blocks: Blocks, out: Floats) -> None:
-    """As Q4_K, with 32 bytes of fifth bits before the nibbles: bit g of byte i belongs to number i of group g."""
-    shifts = np.arange(8, dtype=np.uint8)[:, None]
-    fifth = (blocks[:, None, 16:48] >> shifts & np.uint8(1)) << np.uint8(4)
-    _scale_k(_nibbles(blocks[:, 48:], 32) | fifth.reshape(-1, 256), blocks, out)
+    """As Q4_K, with 32 bytes of fifth bits before the nibbles."""
+    _scale_k(nibbles(blocks[:, 48:], 32) | upper_bits_k(blocks[:, 16:48]), blocks, out)
 
 
 def _q6_k(blocks: Blocks, out: Floats) -> None:
     """128 bytes of low nibbles | 64 bytes of upper bit pairs | 16 signed scales | scale f16; ``scale * (q - 32)``"""
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
-    upper = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)) << np.uint8(4)
-    _subtract(_nibbles(blocks[:, :128], 64) | upper.reshape(-1, 256), 32, out)
+    _subtract(nibbles(blocks[:, :128], 64) | upper_pairs_k(blocks[:, 128:192]), 32, out)
     groups = out.reshape(-1, 16, 16)
-    groups *= (_half(blocks, 208) * blocks[:, 192:208].view(np.int8))[:, :, None]
+    groups *= (half(blocks, 208) * blocks[:, 192:208].view(np.int8))[:, :, None]
 
 
 def _scale_k(numbers: npt.NDArray[np.uint8], blocks: Blocks, out: Floats) -> None:
     """``scale * small_scale * q - minimum * small_minimum`` for eight groups of 32."""
-    scales, minima = _six_bits(blocks[:, 4:16])
+    scales, minima = six_bit_scales(blocks[:, 4:16])
     groups = out.reshape(-1, 8, 32)
-    np.multiply((_half(blocks, 0) * scales)[:, :, None], numbers.reshape(-1, 8, 32), out=groups)
-    groups -= (_half(blocks, 2) * minima)[:, :, None]
+    np.multiply((half(blocks, 0) * scales)[:, :, None], numbers.reshape(-1, 8, 32), out=groups)
+    groups -= (half(blocks, 2) * minima)[:, :, None]
 
 
 # ---------------------------------------------------------------- bits
 
 
-def _half(blocks: Blocks, offset: int) -> Floats:
+def half(blocks: Blocks, offset: int) -> Floats:
     """The f16 at ``offset`` of each block, as a column."""
     return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)
 
 
-def _nibbles(packed: npt.NDArray[np.uint8], group: int) -> npt.NDArray[np.uint8]:
+def nibbles(packed: npt.NDArray[np.uint8], group: int) -> npt.NDArray[np.uint8]:
     """Each ``group`` bytes hold ``2 * group`` numbers: low nibbles first, then high nibbles."""
     count = len(packed)
     pairs = packed.reshape(count, -1, group)
@@ -153,17 +149,29 @@ def _nibbles(packed: npt.NDArray[np.uint8], group: int) -> npt.NDArray[np.uint8]
     return out.reshape(count, -1)
 
 
-def _fifth_bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def fifth_bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Bit i of four bytes, moved to where number i wants it."""
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
-def _six_bits(packed: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def six_bit_scales(packed: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Eight scales and eight minima out of twelve bytes: four of each plain, the others with their upper bits lent."""
     a, b, c = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([a & 63, (c & 15) | (a >> 6 << 4)], axis=1)
     minima = np.concatenate([b & 63, (c >> 4) | (b >> 6 << 4)], axis=1)
     return scales, minima
+
+
+def upper_bits_k(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Fifth bits of Q5_K, moved to where the numbers want them: bit g of byte i belongs to number i of group g."""
+    shifts = np.arange(8, dtype=np.uint8)[:, None]
+    return ((packed[:, None, :] >> shifts & np.uint8(1)) << np.uint8(4)).reshape(-1, 256)
+
+
+def upper_pairs_k(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Upper bit pairs of Q6_K, moved to where the numbers want them."""
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return ((packed.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)) << np.uint8(4)).reshape(-1, 256)
 
 
 def _subtract(numbers: npt.NDArray[np.uint8], offset: int, out: Floats) -> None:

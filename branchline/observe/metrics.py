@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from branchline.base.clock import NS_PER_S, Clock
 from branchline.base.finish import FinishReason
+from branchline.core.explain import MissReason, WaitingCause
 from branchline.core.stats import EngineStats
 from branchline.wire.client import TextClient
 from branchline.wire.messages import Heartbeat, ModelFacts
@@ -26,11 +27,14 @@ _TOKENS = tuple(1 << power for power in range(0, 18, 2))
 _GAUGES = {
     "running_requests": ("running", "Requests that are being computed."),
     "waiting_requests": ("waiting", "Requests in the queue."),
+    "waiting_prompt_tokens": ("waiting_tokens", "Prompt tokens of requests in the queue that have not run yet."),
     "paused": ("paused", "1 while the engine is paused."),
     "draining": ("draining", "1 while the engine takes no new requests."),
     "plans_in_flight": ("plans_in_flight", "Steps launched and not yet committed."),
     "evictable_pages": ("pages_evictable", "Pages of the prefix cache that may be evicted."),
-    "locked_nodes": ("locked_nodes", "Nodes of the prefix cache that running requests hold."),
+    "locked_nodes": ("locked_nodes", "Nodes of the prefix cache that running requests and pins hold."),
+    "pins": ("pins", "Pinned prefixes."),
+    "pinned_pages": ("pages_pinned", "Pages of pinned prefixes."),
     "slots_used": ("slots_used", "Rows of worker state in use."),
     "slots_total": ("max_running", "Rows of worker state."),
     "new_token_ratio": ("new_token_ratio", "Share of promised output tokens that admission sets aside."),
@@ -45,13 +49,18 @@ _COUNTERS = {
     "computed_tokens": ("computed_tokens", "Positions computed, recomputation included."),
     "generated_tokens": ("generated_tokens", "Output tokens."),
     "retractions": ("retractions", "Running requests sent back to the queue."),
+    "preemptions": ("preemptions", "Those of them that made way for a higher priority."),
     "evicted_pages": ("evicted_pages", "Pages evicted from the prefix cache."),
     "late_results": ("late_results", "Row results dropped because their request had moved on."),
     "failed_steps": ("failed_steps", "Steps that raised."),
     "dropped_messages": ("dropped_messages", "Messages that could not be read or placed."),
+    "journal_bytes": ("journal_bytes", "Written to the journal."),
+    "journal_lost_records": ("journal_lost", "Records that came after the journal had ended."),
 }
 _PAGE_STATES = ("free", "private", "tree", "retired")
 _REASONS = tuple(reason.value for reason in FinishReason)
+_CAUSES = tuple(cause.value for cause in WaitingCause)
+_MISSES = tuple(reason.value for reason in MissReason)
 
 
 class Metrics:
@@ -138,6 +147,12 @@ def _engine_gauges(stats: EngineStats) -> Iterator[Metric]:
     for state in _PAGE_STATES:
         pages.add_metric([state], getattr(stats, f"pages_{state}"))
     yield pages
+    causes = GaugeMetricFamily(
+        "branchline_waiting_requests_by_cause", "Requests in the queue, by what keeps them.", labels=["cause"]
+    )
+    for cause in _CAUSES:
+        causes.add_metric([cause], stats.waiting_causes.get(cause, 0))
+    yield causes
     yield GaugeMetricFamily("branchline_pages_capacity", "KV pages in all.", stats.pages_total)
 
 
@@ -145,6 +160,12 @@ def _engine_counters(stats: EngineStats) -> Iterator[Metric]:
     for name, (field, text) in _COUNTERS.items():
         yield CounterMetricFamily(f"branchline_{name}", text, getattr(stats, field))
     yield CounterMetricFamily("branchline_busy_seconds", "Time the worker spent in steps.", stats.busy_ns / NS_PER_S)
+    missed = CounterMetricFamily(
+        "branchline_missed_prompt_tokens", "Prompt tokens not found in the prefix cache, by reason.", labels=["reason"]
+    )
+    for reason in _MISSES:
+        missed.add_metric([reason], stats.missed_tokens.get(reason, 0))
+    yield missed
     finished = CounterMetricFamily("branchline_finished_requests", "Requests by how they ended.", labels=["reason"])
     for reason in _REASONS:
         finished.add_metric([reason], stats.finished.get(reason, 0))

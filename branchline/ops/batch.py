@@ -50,3 +50,9 @@ class Executor(Protocol):
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """Logits ``[n, vocab_size]`` of ``n`` of those rows. A fresh array: the caller may write into it."""
+
+    def greedy(self, hidden: FloatArray, token_limit: int) -> IntArray:
+        """For each of ``n`` of those rows the most likely token below ``token_limit``, of equals the lowest.
+
+        The same token as the largest of :meth:`logits`, without making them. -1: one of them is not finite.
+        """

@@ -17,7 +17,7 @@ import numpy as np
 
 from branchline.base.errors import InvariantBroken, require
 from branchline.core.plan import PageCopy
-from branchline.memory.kv import FloatArray, KvPool
+from branchline.memory.kv import FloatArray, IntArray, KvPool
 from branchline.ops.attention import Tile, attend, make_tiles
 from branchline.ops.batch import Batch
 from branchline.ops.graph import (
@@ -103,6 +103,10 @@ class ReferenceExecutor:
     def logits(self, hidden: FloatArray) -> FloatArray:
         with np.errstate(over="ignore", invalid="ignore"):
             return hidden @ self._weights[self._head.weight]
+
+    def greedy(self, hidden: FloatArray, token_limit: int) -> IntArray:
+        logits = self.logits(hidden)[:, :token_limit]
+        return np.where(np.isfinite(logits).all(axis=1), logits.argmax(axis=1), -1)
 
     def _run(self, op: Op | JoinedLinear, values: Values, step: "_Step") -> None:
         match op:

@@ -3,23 +3,37 @@
 Knows: plan rows beside their results. Refuses to know: how the next plan will look.
 """
 
+from collections.abc import Callable
+
 from branchline.base.errors import require
 from branchline.base.finish import FinishReason
 from branchline.base.ids import TokenId
+from branchline.core.events import Event, FirstToken
 from branchline.core.plan import PlanRow, StepPlan
 from branchline.core.result import RowResult, StepResult
 from branchline.sched.endings import Counters, Endings
 from branchline.sched.kv import KvBooks
 from branchline.sched.lifecycle import Seq
+from branchline.sched.policy import OrderPolicy
 from branchline.sched.roster import Roster
 
 
 class Committer:
-    def __init__(self, roster: Roster, kv: KvBooks, endings: Endings, counters: Counters) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        kv: KvBooks,
+        endings: Endings,
+        counters: Counters,
+        policy: OrderPolicy,
+        emit: Callable[[Event], None],
+    ) -> None:
         self._roster = roster
         self._kv = kv
         self._endings = endings
         self._counters = counters
+        self._policy = policy
+        self._emit = emit
 
     def apply(self, plan: StepPlan, result: StepResult, now_ns: int) -> None:
         require(len(plan.rows) == len(result.rows), "a result has one row per plan row")
@@ -56,6 +70,10 @@ class Committer:
                 self._endings.tell(seq, (), outcome.prompt_logprobs)
             return
         self._counters.generated_tokens += 1
+        self._policy.note_generated(seq)
+        if was_prefilling and seq.first_token_ns is None:
+            seq.speak(now_ns)
+            self._emit(FirstToken(now_ns, seq.spec.request_id))
         logprobs = (outcome.logprobs,) if outcome.logprobs is not None else ()
         reason = _finish_reason(seq, outcome.token)
         if reason is None:

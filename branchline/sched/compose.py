@@ -8,20 +8,20 @@
 Knows: the order of these things. Refuses to know: what comes back (`commit`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from branchline.base.ids import SeqId, StepId
+from branchline.core.explain import WaitingCause
 from branchline.core.plan import PageCopy, PlanRow, SlotOpen, StepPlan
 from branchline.sched.admission import Admission, Verdict
 from branchline.sched.budget import StepBudget
 from branchline.sched.kv import KvBooks
 from branchline.sched.lifecycle import Seq
+from branchline.sched.matches import MatchMemo
+from branchline.sched.notes import Notes
 from branchline.sched.policy import OrderPolicy
-from branchline.sched.retract import choose_victim
+from branchline.sched.retract import choose_victim, fewest_victims
 from branchline.sched.roster import Roster
-
-MATCHES_PER_PASS = 64
-"""Waiting sequences whose cached prefix is looked up anew in one pass; the others keep their last figure."""
 
 
 class Composer:
@@ -32,6 +32,8 @@ class Composer:
         admission: Admission,
         policy: OrderPolicy,
         retract: Callable[[Seq, int], None],
+        preempt: Callable[[Seq, int], None],
+        notes: Notes,
         *,
         step_tokens: int,
         chunk_tokens: int | None,
@@ -41,6 +43,8 @@ class Composer:
         self._admission = admission
         self._policy = policy
         self._retract = retract
+        self._preempt = preempt
+        self._notes = notes
         self._step_tokens = step_tokens
         self._chunk_tokens = chunk_tokens
         self._memo = MatchMemo(kv)
@@ -48,10 +52,17 @@ class Composer:
     def compose(self, step: StepId, now_ns: int) -> StepPlan | None:
         """The next plan, or ``None`` if there is nothing that can be computed now."""
         draft = Draft(step, StepBudget(self._step_tokens, self._chunk_tokens))
+        self._make_way(step, now_ns)
         self._decode_rows(draft, now_ns)
+        after_decode = draft.budget.left
         self._prefill_rows(draft)
+        self._notes.spent(self._step_tokens - after_decode, after_decode - draft.budget.left)
         self._newcomers(draft, now_ns)
         return draft.finish()
+
+    def order(self) -> Iterator[Seq]:
+        """The line as the policy would have it now."""
+        return iter(self._policy.order(self._roster.waiting, self._memo.start_pass(self._roster.waiting)))
 
     def _decode_rows(self, draft: "Draft", now_ns: int) -> None:
         for seq in list(self._roster.running.values()):
@@ -64,10 +75,10 @@ class Composer:
         """See to it that the next position has a page, if need be at the cost of a victim."""
         if seq.launched < len(seq.page_table) * self._kv.page_size:
             return True
-        while (pages := self._kv.take(seq.seq, 1)) is None:
+        while (pages := self._kv.take(seq, 1)) is None:
             if self._kv.ledger.retired_pages:
                 return False  # pages come back as soon as a step in flight is committed: sit this one out
-            victim = choose_victim(self._roster.running.values(), self._kv.page_size, step)
+            victim = choose_victim(self._roster.running.values(), self._kv.page_size, step, self._policy.precedence)
             if victim is None:
                 return False
             self._retract(victim, now_ns)
@@ -82,16 +93,47 @@ class Composer:
                 draft.add(seq, draft.budget.chunk(seq.pending))
 
     def _newcomers(self, draft: "Draft", now_ns: int) -> None:
-        if not self._roster.waiting or not self._admission.is_open:
+        waiting = self._roster.waiting
+        if not waiting:
             return
-        for seq in self._policy.order(self._roster.waiting, self._memo.start_pass(len(self._roster.waiting))):
-            if not self._roster.has_free_slot or not draft.budget.left:
+        if not self._admission.is_open:
+            self._notes.stop(WaitingCause.RECOVERING, None, len(waiting))
+            return
+        if (full := self._full(draft)) is not None:  # nobody can come in, so who would be first is not worth a sort
+            self._notes.stop(full, None, len(waiting))
+            return
+        for seq in self.order():
+            if (full := self._full(draft)) is not None:
+                self._notes.stop(full, seq, len(waiting))
                 return
             verdict = self._admission.consider(seq, draft.step, now_ns, draft.copies)
             if verdict is Verdict.NO_PAGES:
+                self._notes.stop(WaitingCause.KV_SHORT, seq, len(waiting))
                 return  # nobody overtakes for being small: the head of the line would starve
             if verdict is Verdict.ADMITTED:
+                self._policy.note_admitted(seq, seq.expected - seq.computed)
                 draft.add(seq, draft.budget.chunk(seq.pending))
+
+    def _full(self, draft: "Draft") -> WaitingCause | None:
+        if not self._roster.has_free_slot:
+            return WaitingCause.ROW_CAP
+        return None if draft.budget.left else WaitingCause.TOKEN_BUDGET
+
+    def _make_way(self, step: StepId, now_ns: int) -> None:
+        """If the policy says so, take slots and pages from running work for the head of the line: only for the head, only
+        if it could start then, and before anybody has a row in this plan."""
+        gap = self._policy.preemption_gap
+        head = next(self.order(), None) if gap is not None and self._admission.is_open else None
+        if gap is None or head is None or self._admission.is_led(head, step):
+            return
+        least = self._policy.precedence(head) - gap
+        lesser = [seq for seq in self._roster.running.values() if self._policy.precedence(seq) < least]
+        short = self._admission.short_pages(head, now_ns) if lesser else 0
+        if self._roster.has_free_slot and short <= 0:
+            return
+        lesser.sort(key=lambda seq: (self._policy.precedence(seq), -seq.seq))
+        for victim in fewest_victims(lesser, lambda some: self._kv.pages_freed_by(some) >= short):
+            self._preempt(victim, now_ns)
 
 
 class Draft:
@@ -117,29 +159,3 @@ class Draft:
         if not self._rows:
             return None
         return StepPlan(self.step, tuple(self._rows.values()), tuple(self._opens), tuple(self.copies))
-
-
-class MatchMemo:
-    """Cached prefix lengths of waiting sequences, looked up again only when the cache has changed, and then only so
-    many in a pass: ordering a long line must stay cheap."""
-
-    def __init__(self, kv: KvBooks) -> None:
-        self._kv = kv
-        self._known: dict[SeqId, tuple[int, int]] = {}
-        self._left = 0
-
-    def start_pass(self, waiting_count: int) -> Callable[[Seq], int]:
-        self._left = MATCHES_PER_PASS
-        if len(self._known) > 2 * waiting_count + MATCHES_PER_PASS:
-            self._known.clear()  # mostly sequences that have left the line
-        return self._cached_tokens
-
-    def _cached_tokens(self, seq: Seq) -> int:
-        version = self._kv.cache.version
-        known = self._known.get(seq.seq)
-        if known is not None and (known[0] == version or not self._left):
-            return known[1]
-        self._left = max(0, self._left - 1)
-        tokens = self._kv.match(seq).token_count
-        self._known[seq.seq] = (version, tokens)
-        return tokens

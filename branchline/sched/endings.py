@@ -5,6 +5,7 @@ Knows: releasing everything, counting, telling. Refuses to know: why (the caller
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from branchline.base.finish import FinishReason
 from branchline.base.ids import RequestId, TokenId
@@ -38,10 +39,21 @@ class Counters:
     computed_tokens: int = 0
     generated_tokens: int = 0
     retractions: int = 0
+    preemptions: int = 0
+    """Those retractions that made way for somebody more important."""
     late_results: int = 0
     failed_steps: int = 0
     steps: int = 0
     busy_ns: int = 0
+
+
+class Refusal(NamedTuple):
+    """Why a request did not come in."""
+
+    message: str
+    status: int
+    retry_after_s: int = 0
+    """An estimate; 0: none."""
 
 
 class Endings:
@@ -81,11 +93,13 @@ class Endings:
             self._kv.let_go(seq, now_ns, keep=reason is not FinishReason.ERROR)
             self._admission.note_finish()
         self._roster.finish(seq)
-        self._close(seq.spec.request_id, output, now_ns)
+        self._close(seq.spec.request_id, output, now_ns, seq.chunks, seq.steps)
 
-    def refuse(self, request_id: RequestId, prompt_tokens: int, message: str, status: int, now_ns: int) -> None:
+    def refuse(self, request_id: RequestId, prompt_tokens: int, refusal: Refusal, now_ns: int) -> None:
         """A request that never came in."""
-        finish = Finish(FinishReason.REJECTED, Usage(prompt_tokens), message, status)
+        finish = Finish(
+            FinishReason.REJECTED, Usage(prompt_tokens), refusal.message, refusal.status, retry_after_s=refusal.retry_after_s
+        )
         self._close(request_id, Output(request_id, finish=finish), now_ns)
 
     def _output(
@@ -97,7 +111,7 @@ class Endings:
     ) -> Output:
         return Output(seq.spec.request_id, seq.publish(), logprobs, prompt_logprobs, seq.cached_tokens, finish)
 
-    def _close(self, request_id: RequestId, output: Output, now_ns: int) -> None:
+    def _close(self, request_id: RequestId, output: Output, now_ns: int, chunks: int = 0, steps: int = 0) -> None:
         finish = output.finish
         if finish is None:
             return
@@ -105,4 +119,4 @@ class Endings:
         self._counters.finished[name] = self._counters.finished.get(name, 0) + 1
         self._news.append(output)
         usage = finish.usage
-        self._emit(Finished(now_ns, request_id, finish.reason, usage.prompt_tokens, usage.completion_tokens))
+        self._emit(Finished(now_ns, request_id, finish.reason, usage.prompt_tokens, usage.completion_tokens, chunks, steps))

@@ -3,16 +3,20 @@
 Knows: which pages a sequence holds and when they may be reused. Refuses to know: why one is taken or let go.
 """
 
+from collections.abc import Sequence
+
 from branchline.base.errors import require
-from branchline.base.ids import PageId, SeqId
+from branchline.base.ids import PageId
 from branchline.core.ports import Ledger, Match, PrefixCache
 from branchline.sched.lifecycle import Seq
+from branchline.sched.notes import Notes
 
 
 class KvBooks:
-    def __init__(self, ledger: Ledger, cache: PrefixCache) -> None:
+    def __init__(self, ledger: Ledger, cache: PrefixCache, notes: Notes) -> None:
         self.ledger = ledger
         self.cache = cache
+        self._notes = notes
         self.page_size = cache.page_size
         self.evicted_pages = 0
 
@@ -27,18 +31,25 @@ class KvBooks:
     def match(self, seq: Seq) -> Match:
         return self.cache.match(seq.spec.namespace, seq.tokens, seq.match_limit)
 
-    def no_match(self, seq: Seq) -> Match:
-        """The match of a sequence that shall share nothing."""
-        return self.cache.match(seq.spec.namespace, seq.tokens, 0)
+    def pages_freed_by(self, sequences: Sequence[Seq]) -> int:
+        """Pages that running sequences would make available if all of them left."""
+        paths = [seq.path for seq in sequences if seq.path is not None]
+        return sum(len(seq.private_pages) for seq in sequences) + self.cache.pages_freed_by(paths)
 
-    def take(self, owner: SeqId, count: int) -> tuple[PageId, ...] | None:
+    def take(self, seq: Seq, count: int) -> tuple[PageId, ...] | None:
         """All of ``count`` pages, dropping unlocked content if it must; or none, and then some may have been dropped."""
         shortage = count - self.ledger.free_pages
         if shortage > self.cache.evictable_pages:
             return None
         if shortage > 0:
             self.evicted_pages += self.cache.evict(shortage)
-        return self.ledger.reserve(owner, count)
+            self._notes.dropped(seq.spec.request_id, self.cache.dropped)
+        return self.ledger.reserve(seq.seq, count)
+
+    def flush(self) -> None:
+        """Empty the cache. Nothing may run."""
+        self.cache.reset()
+        self._notes.dropped("", self.cache.dropped)
 
     def share(self, seq: Seq, now_ns: int) -> None:
         """Give the whole committed pages of a running sequence to the cache, so that others hit them at once."""
@@ -46,7 +57,7 @@ class KvBooks:
         if count <= seq.tree_pages:
             return
         tokens = seq.tokens[: count * self.page_size]
-        insertion = self.cache.insert(seq.spec.namespace, tokens, seq.page_table[:count], seq.seq, now_ns)
+        insertion = self.cache.insert(seq.spec.namespace, tokens, seq.page_table[:count], seq.seq, now_ns, seq.spec.priority)
         if not insertion.pages:
             return
         self.cache.lock(insertion.path, now_ns)

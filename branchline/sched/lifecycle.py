@@ -55,10 +55,13 @@ class Seq:
     __slots__ = (
         "arrival_ns",
         "cached_tokens",
+        "chunks",
         "computed",
         "epoch",
         "expected",
         "first_admitted_ns",
+        "first_token_ns",
+        "followed_from",
         "last_step",
         "launched",
         "news_from",
@@ -73,15 +76,19 @@ class Seq:
         "slot",
         "spec",
         "state",
+        "steps",
         "stop_ids",
         "tokens",
         "tree_pages",
+        "waiting_since_ns",
     )  # fmt: skip
 
     def __init__(self, seq: SeqId, spec: RequestSpec, now_ns: int) -> None:
         self.seq = seq
         self.spec = spec
         self.arrival_ns = now_ns
+        self.waiting_since_ns = now_ns
+        """When it came, or last lost its slot."""
         self.state = State.WAITING
         self.epoch: Epoch = 0
         self.tokens: list[TokenId] = list(spec.prompt)
@@ -101,6 +108,13 @@ class Seq:
         self.pending_open = False
         self.cached_tokens: int | None = None
         self.first_admitted_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.followed_from: StepId | None = None
+        """Plan in which it first let others go ahead because somebody computed its prefix."""
+        self.chunks = 0
+        """Rows that computed known tokens: parts of a prompt, and what a retraction lost."""
+        self.steps = 0
+        """All rows."""
         self.retractions = 0
         self.prompt_logprobs_done = 0
         self.prompt_logprobs_base = 0
@@ -136,6 +150,10 @@ class Seq:
     def private_pages(self) -> tuple[PageId, ...]:
         return self.page_table[self.tree_pages :]
 
+    def followed_steps(self, step: StepId) -> int:
+        """Plans since it first waited for a leader."""
+        return 0 if self.followed_from is None else step - self.followed_from
+
     @property
     def match_limit(self) -> int:
         """Tokens that may come from the cache. One must be computed to get logits; all, if prompt logprobs are wanted."""
@@ -147,6 +165,11 @@ class Seq:
         return Usage(self.prompt_count, self.output_count, self.cached_tokens or 0)
 
     # ------------------------------------------------------------ verbs
+
+    def follow(self, step: StepId) -> None:
+        """Let others go ahead in the plan ``step``: a leader computes the prefix."""
+        if self.followed_from is None:
+            self.followed_from = step
 
     def admit(
         self, slot: Slot, path: Path, shared: Sequence[PageId], private: Sequence[PageId], cached_tokens: int, now_ns: int
@@ -188,6 +211,8 @@ class Seq:
         sample = end == self.expected
         self.launched = end
         self.expected += sample
+        self.steps += 1
+        self.chunks += start < self.prefill_end
         self.last_step = step
         slot = self.slot if self.slot is not None else 0
         return PlanRow(
@@ -200,6 +225,10 @@ class Seq:
         self.prompt_logprobs_done += prompt_logprobs
         if token is not None:
             self.tokens.append(token)
+
+    def speak(self, now_ns: int) -> None:
+        """Its first output token is there."""
+        self.first_token_ns = now_ns
 
     def share(self, insertion: Insertion) -> None:
         """The cache has taken the leading pages over: use its pages and its path from now on."""
@@ -215,10 +244,11 @@ class Seq:
         self.news_from = len(self.tokens)
         return news
 
-    def retract(self) -> None:
+    def retract(self, now_ns: int) -> None:
         """Leave the slot with nothing but the committed tokens. Results in flight will be late."""
         self._go(Verb.RETRACT)
         self.retractions += 1
+        self.waiting_since_ns = now_ns
         self._leave()
         self.expected = self.prefill_end = len(self.tokens)
 

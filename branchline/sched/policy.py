@@ -1,42 +1,31 @@
-"""Who is tried first. A policy orders the waiting line; it neither admits nor reserves.
+"""Who is tried first: one door, many orders.
 
-Requeued work keeps its place before arrivals under every policy: it has streamed tokens already.
-Knows: waiting sequences and how much of each is cached. Refuses to know: memory, budgets, time.
+    policies.port         what a policy is told and what it is asked
+    policies.plain        fcfs, lof, random, priority: the cache does not matter
+    policies.cache_aware  lpm, dfs-weight, hrrn
+    policies.fair         shares of the engine per tenant
+
+Knows: names. Refuses to know: memory, budgets, time.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
-from branchline.sched.lifecycle import Seq
+from branchline.base.config import EngineConfig
+from branchline.sched.policies.cache_aware import DfsWeight, Hrrn, LongestPrefix
+from branchline.sched.policies.fair import Fair
+from branchline.sched.policies.plain import Fcfs, LongestOutput, Priority, Random
+from branchline.sched.policies.port import OrderPolicy, PassFacts
 
-CachedTokens = Callable[[Seq], int]
-"""Longest cached prefix of a waiting sequence, in tokens. May be a little stale, never costs much."""
+__all__ = ["POLICIES", "OrderPolicy", "PassFacts"]
 
-
-class OrderPolicy(Protocol):
-    def order(self, waiting: Iterable[Seq], cached_tokens: CachedTokens) -> list[Seq]:
-        """The same sequences, first to be tried first. ``waiting`` comes in queue order."""
-
-
-class Fcfs:
-    """First come, first served.
-
-    Starvation bound: a request is passed only by those that arrived before it.
-    """
-
-    def order(self, waiting: Iterable[Seq], cached_tokens: CachedTokens) -> list[Seq]:
-        return list(waiting)
-
-
-class LongestPrefix:
-    """Longest cached prefix first (SGLang's ``lpm``); ties in arrival order.
-
-    Starvation bound: none. A cold request can wait for ever behind hot ones.
-    """
-
-    def order(self, waiting: Iterable[Seq], cached_tokens: CachedTokens) -> list[Seq]:
-        return sorted(waiting, key=lambda seq: (seq.retractions == 0, -cached_tokens(seq)))
-
-
-POLICIES: dict[str, Callable[[], OrderPolicy]] = {"fcfs": Fcfs, "lpm": LongestPrefix}
-"""The one door for policies: a name and a way to make it."""
+POLICIES: dict[str, Callable[[EngineConfig], OrderPolicy]] = {
+    "fcfs": lambda config: Fcfs(),
+    "lpm": lambda config: LongestPrefix(),
+    "hrrn": lambda config: Hrrn(config.overtake_tokens),
+    "dfs-weight": lambda config: DfsWeight(),
+    "lof": lambda config: LongestOutput(),
+    "random": lambda config: Random(config.policy_seed),
+    "priority": lambda config: Priority(config.preemption_gap),
+    "fair": lambda config: Fair(dict(config.tenant_weights)),
+}
+"""The one door for policies: a name and a way to make it. ``base.config.POLICY_NAMES`` lists the same names."""

@@ -55,9 +55,9 @@ class Roster:
         seq.admit(heapq.heappop(self._free_slots), path, shared, private, cached_tokens, now_ns)
         self.running[seq.seq] = seq
 
-    def retract(self, seq: Seq) -> None:
+    def retract(self, seq: Seq, now_ns: int) -> None:
         self._vacate(seq)
-        seq.retract()
+        seq.retract(now_ns)
         self.waiting.push_front(seq)
 
     def finish(self, seq: Seq) -> None:

@@ -27,6 +27,7 @@ from branchline.text.stream import TextStream
 from branchline.text.template import Template
 from branchline.text.tokenizer import Tokenizer
 from branchline.wire.messages import (
+    Ask,
     Cancel,
     CancelText,
     Control,
@@ -39,6 +40,8 @@ from branchline.wire.messages import (
     Heartbeat,
     ModelFacts,
     Outputs,
+    Pin,
+    PinTokens,
     Refused,
     Started,
     Submit,
@@ -47,6 +50,7 @@ from branchline.wire.messages import (
     Tokenize,
     Tokenized,
     TokenPrompt,
+    Told,
     ToText,
 )
 
@@ -69,9 +73,9 @@ class Prepared:
     prompt_text: str
 
 
-Slow: TypeAlias = Generate | Tokenize | Detokenize
+Slow: TypeAlias = Generate | Tokenize | Detokenize | Pin
 """Messages whose work takes time that grows with their text."""
-Answer: TypeAlias = Prepared | Refused | Tokenized | Detokenized
+Answer: TypeAlias = Prepared | Refused | Tokenized | Detokenized | PinTokens
 
 
 class TextSide:
@@ -113,12 +117,16 @@ class TextSide:
                 tokens = self._reader.tokens(message.prompt, add_special=message.add_special_tokens, param="prompt")
                 pieces = tuple(self._tokenizer.token_text(token) for token in tokens)
                 return Tokenized(call_id=message.call_id, tokens=tuple(tokens), pieces=pieces)
+            if isinstance(message, Pin):
+                return self._pin(message)
             return self._detokenize(message)
         except RequestError as error:
             return refusal(key_of(message), error)
 
     def admit(self, answer: Answer) -> Effects:
         """Send an answer, or let a prepared request in."""
+        if isinstance(answer, PinTokens):
+            return Effects(to_engine=(answer,))
         if not isinstance(answer, Prepared):
             return Effects(to_client=(answer,))
         request = answer.request
@@ -129,9 +137,9 @@ class TextSide:
         started = Started(request.request_id, len(answer.prompt), answer.prompt_text)
         return Effects(to_client=(started,), to_engine=(Submit(self._spec(answer)),))
 
-    def act(self, message: CancelText | Control) -> Effects:
+    def act(self, message: CancelText | Control | Ask) -> Effects:
         """The messages that need no preparation."""
-        if isinstance(message, Control):
+        if isinstance(message, Control | Ask):
             return Effects(to_engine=(message,))
         stream = self._streams.get(message.request_id)
         if stream is None or stream.has_ended:
@@ -147,7 +155,7 @@ class TextSide:
             return self._hear_outputs(message)
         if isinstance(message, Heartbeat):
             return Effects(to_client=(msgspec.structs.replace(message, live_texts=self.live_count),))
-        if isinstance(message, Controlled):
+        if isinstance(message, Controlled | Told):
             return Effects(to_client=(message,))
         return Effects()  # ModelFacts: they were known before this object could be built
 
@@ -174,6 +182,11 @@ class TextSide:
         tokens = self._reader.tokens(TokenPrompt(message.tokens), add_special=False, param="tokens")
         return Detokenized(call_id=message.call_id, text=self._tokenizer.decode(tokens, skip_special=False))
 
+    def _pin(self, message: Pin) -> PinTokens:
+        tokens = self._reader.tokens(message.prompt, add_special=message.add_special_tokens, param="prompt")
+        namespace = Namespace(model=self._facts.digest, tenant=message.tenant, salt=message.salt)
+        return PinTokens(call_id=message.call_id, namespace=namespace, tokens=tuple(tokens), seconds=message.seconds)
+
     def _spec(self, prepared: Prepared) -> RequestSpec:
         request, sampling = prepared.request, prepared.sampling
         room = self._reader.context - len(prepared.prompt)
@@ -186,6 +199,8 @@ class TextSide:
             eos_token_ids=() if sampling.ignore_eos else self._tokenizer.eos_ids,
             namespace=Namespace(model=self._facts.digest, tenant=request.tenant, salt=request.salt),
             priority=request.priority,
+            user=request.user,
+            timeout_s=request.timeout_s,
             group=request.group,
         )
 
@@ -207,7 +222,7 @@ class TextSide:
         return Effects(tuple(to_client), tuple(to_engine))
 
 
-def key_of(message: Slow | CancelText | Control) -> str:
+def key_of(message: Slow | CancelText | Control | Ask) -> str:
     """The id an answer to ``message`` carries."""
     return message.request_id if isinstance(message, Generate | CancelText) else message.call_id
 

@@ -167,6 +167,7 @@ class TextStream:
             stop=stop,
             message=finish.message,
             status=finish.status,
+            retry_after_s=finish.retry_after_s,
         )
 
     def _prompt_rows(self, output: Output) -> tuple[TextLogprob, ...]:

@@ -18,6 +18,7 @@ from branchline.base.finish import FinishReason
 from branchline.base.ids import RequestId, TokenId
 from branchline.core.result import Usage
 from branchline.wire.messages import (
+    Ask,
     CancelText,
     ChatPrompt,
     Control,
@@ -28,18 +29,22 @@ from branchline.wire.messages import (
     Ended,
     Generate,
     Heartbeat,
+    Pin,
+    Prompt,
     Refused,
     Started,
+    Subject,
     TextPrompt,
     ToClient,
     Tokenize,
     Tokenized,
+    Told,
     ToText,
 )
 
 GenerateEvent: TypeAlias = Started | Delta | Ended | Refused
-_Answer: TypeAlias = Tokenized | Detokenized | Controlled | Refused
-_Wanted = TypeVar("_Wanted", Tokenized, Detokenized, Controlled)
+_Answer: TypeAlias = Tokenized | Detokenized | Controlled | Told | Refused
+_Wanted = TypeVar("_Wanted", Tokenized, Detokenized, Controlled, Told)
 
 
 class Generation:
@@ -183,10 +188,37 @@ class TextClient:
         call_id = self._new_call()
         return await self._call(call_id, Detokenize(call_id=call_id, tokens=tokens), Detokenized, timeout_s)
 
+    async def pin(
+        self,
+        prompt: Prompt,
+        *,
+        seconds: float,
+        tenant: str = "",
+        salt: str = "",
+        add_special_tokens: bool = True,
+        timeout_s: float = 15.0,
+    ) -> Controlled:
+        """Keep a prompt in the prefix cache. Raises RequestError if it is refused, EngineDead if there is no answer."""
+        call_id = self._new_call()
+        message = Pin(
+            call_id=call_id, prompt=prompt, seconds=seconds, tenant=tenant, salt=salt, add_special_tokens=add_special_tokens
+        )
+        return await self._call(call_id, message, Controlled, timeout_s)
+
     async def control(self, verb: str, *, timeout_s: float = 5.0) -> Controlled:
         """Raises RequestError if it is refused, EngineDead if there is no answer."""
         call_id = self._new_call()
         return await self._call(call_id, Control(call_id=call_id, verb=verb), Controlled, timeout_s)
+
+    async def ask(
+        self, what: Subject, request_id: RequestId = "", *, tenant: str | None = None, timeout_s: float = 15.0
+    ) -> Told:
+        """Put a question to the engine (see :class:`Ask`). Raises EngineDead if there is no answer: the engine answers
+        between two steps, so a long step delays it."""
+        call_id = self._new_call()
+        return await self._call(
+            call_id, Ask(call_id=call_id, what=what, request_id=request_id, tenant=tenant), Told, timeout_s
+        )
 
     # ------------------------------------------------------------ the other side
 
@@ -204,7 +236,7 @@ class TextClient:
                     self._end(message)
                 case Refused():
                     self._answer(message.request_id, message)
-                case Tokenized() | Detokenized() | Controlled():
+                case Tokenized() | Detokenized() | Controlled() | Told():
                     self._answer(message.call_id, message)
 
     def fail_all(self, message: str) -> None:

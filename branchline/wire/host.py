@@ -12,7 +12,20 @@ from typing import Protocol
 from branchline.base.errors import RequestError
 from branchline.base.finish import FinishReason
 from branchline.core.result import Finish, Output, Usage
-from branchline.wire.messages import Cancel, Control, Controlled, FromEngine, Outputs, Submit, ToClient, ToEngine, ToText
+from branchline.wire.messages import (
+    Ask,
+    Cancel,
+    Control,
+    Controlled,
+    FromEngine,
+    Outputs,
+    PinTokens,
+    Submit,
+    ToClient,
+    ToEngine,
+    Told,
+    ToText,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +93,9 @@ class TextHost:
             case Submit():
                 finish = Finish(FinishReason.REJECTED, Usage(), error.message, error.status)
                 self._service.hear(Outputs((Output(message.spec.request_id, finish=finish),)))
-            case Control():
+            case Control() | PinTokens():
                 self._service.hear(Controlled(message.call_id, done=False, message=error.message))
+            case Ask():
+                self._service.hear(Told(message.call_id, None, error.message))
             case Cancel():
                 pass  # the request runs to its own end, and the service swallows what still comes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from branchline.base.clock import NS_PER_S
 from branchline.core.result import Output
-from branchline.wire.messages import Controlled, FromEngine, Outputs, ToEngine
+from branchline.wire.messages import Controlled, FromEngine, Outputs, ToEngine, Told
 
 
 class InprocInbox:
@@ -59,8 +59,8 @@ class InprocOutbox:
         if outputs:
             self._deliver(Outputs(tuple(outputs)))
 
-    def reply(self, controlled: Controlled) -> None:
-        self._deliver(controlled)
+    def reply(self, answer: Controlled | Told) -> None:
+        self._deliver(answer)
 
     def send(self, message: FromEngine) -> None:
         self._deliver(message)

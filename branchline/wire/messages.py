@@ -9,13 +9,13 @@ its own or in the process of the offline engine: the messages are the same.
 Knows: shapes. Refuses to know: sockets (``wire.zmq``, ``wire.inproc``) and bytes (``wire.codec``).
 """
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from branchline.base.finish import FinishReason
 from branchline.base.ids import RequestId, TokenId
-from branchline.core.request import RequestSpec, SamplingParams
+from branchline.core.request import Namespace, RequestSpec, SamplingParams
 from branchline.core.result import Output, Usage
 from branchline.core.stats import EngineStats
 
@@ -51,6 +51,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Name of the field that carries the prompt, for error messages."""
     tenant: str = ""
     salt: str = ""
+    user: str = ""
+    timeout_s: float | None = None
     priority: int = 0
     group: RequestId = ""
     skip_special_tokens: bool = True
@@ -84,7 +86,33 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
     """``pause``, ``continue``, ``flush``, ``drain``, ``abort_all`` or ``check``."""
 
 
-ToText: TypeAlias = Generate | CancelText | Tokenize | Detokenize | Control
+class Pin(msgspec.Struct, frozen=True, kw_only=True, tag="pin"):
+    """Keep what is cached of a prompt, whatever eviction would do. ``Controlled`` answers with the same ``call_id``."""
+
+    call_id: str
+    prompt: Prompt
+    seconds: float
+    """From now on; 0 removes the pin."""
+    tenant: str = ""
+    salt: str = ""
+    add_special_tokens: bool = True
+
+
+Subject: TypeAlias = Literal["requests", "request", "scheduler", "tree"]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """A question about the engine's decisions; the text side passes it on. ``Told`` answers with the same ``call_id``."""
+
+    call_id: str
+    what: Subject
+    request_id: RequestId = ""
+    """For ``request``: of one request, or of the call whose choices they are."""
+    tenant: str | None = None
+    """For ``request``: show only what this tenant may see; ``None``: everything."""
+
+
+ToText: TypeAlias = Generate | CancelText | Tokenize | Detokenize | Pin | Control | Ask
 
 # ---------------------------------------------------------------- text -> client
 
@@ -137,6 +165,8 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     message: str = ""
     """For ends without success: a sentence that is safe to show."""
     status: int = 200
+    retry_after_s: int = 0
+    """For a full queue: when there may be room again, an estimate; 0: none."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -168,6 +198,14 @@ class Controlled(msgspec.Struct, frozen=True, tag="controlled"):
     message: str = ""
 
 
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    call_id: str
+    body: bytes | None
+    """JSON of a ``core.explain`` record; ``None``: there is no such request, or no answer."""
+    message: str = ""
+    """Why there is no answer, if that is so."""
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Sent by the engine several times a second, also while a step runs; never provoked by a request."""
 
@@ -178,7 +216,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Requests the text side has in its map (filled in by the text side as it passes the message on)."""
 
 
-ToClient: TypeAlias = Started | Delta | Ended | Refused | Tokenized | Detokenized | Controlled | Heartbeat
+ToClient: TypeAlias = Started | Delta | Ended | Refused | Tokenized | Detokenized | Controlled | Told | Heartbeat
 
 # ---------------------------------------------------------------- text -> engine
 
@@ -195,7 +233,16 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """``STOP`` when the text side found a stop string."""
 
 
-ToEngine: TypeAlias = Submit | Cancel | Control
+class PinTokens(msgspec.Struct, frozen=True, kw_only=True, tag="pin_tokens"):
+    """A :class:`Pin`, tokenized."""
+
+    call_id: str
+    namespace: Namespace
+    tokens: tuple[TokenId, ...]
+    seconds: float
+
+
+ToEngine: TypeAlias = Submit | Cancel | PinTokens | Control | Ask
 
 # ---------------------------------------------------------------- engine -> text
 
@@ -217,4 +264,4 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, tag="model_facts"):
     """For people: which executor runs and on which instruction set."""
 
 
-FromEngine: TypeAlias = Outputs | Controlled | Heartbeat | ModelFacts
+FromEngine: TypeAlias = Outputs | Controlled | Told | Heartbeat | ModelFacts

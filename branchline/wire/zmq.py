@@ -34,7 +34,7 @@ import zmq
 from branchline.base.errors import ConfigError, InvalidRequest, Overloaded
 from branchline.core.result import Output
 from branchline.wire.codec import MAX_MESSAGE_BYTES, Codec
-from branchline.wire.messages import Controlled, FromEngine, Outputs, ToEngine
+from branchline.wire.messages import Controlled, FromEngine, Outputs, ToEngine, Told
 
 HIGH_WATER_MESSAGES = 2048
 """Messages that may wait on each end of a socket."""
@@ -236,8 +236,8 @@ class ZmqOutbox:
         else:
             self._push(data)
 
-    def reply(self, controlled: Controlled) -> None:
-        self.send(controlled)
+    def reply(self, answer: Controlled | Told) -> None:
+        self.send(answer)
 
     def send(self, message: FromEngine) -> None:
         try:

@@ -27,7 +27,15 @@ from branchline.core.result import RowResult, StepResult, TokenLogprobs
 from branchline.memory.kv import FloatArray
 from branchline.ops.batch import Executor
 from branchline.worker.inputs import make_batch
-from branchline.worker.sample import NOTHING, RowFailed, choose, require_finite, token_logprobs
+from branchline.worker.sample import (
+    NOTHING,
+    Head,
+    RowFailed,
+    decide,
+    require_finite,
+    token_logprobs,
+    wants_only_the_best,
+)
 from branchline.worker.slots import Sequence, SlotTable
 
 SLAB_POSITIONS = 32
@@ -105,18 +113,24 @@ class LocalWorker:
         executor = self._executor
         batch = make_batch(rows, sequences, page_size=executor.page_size, page_count=executor.page_count)
         hidden = np.split(executor.forward(batch), batch.row_offsets[1:-1])
-        sampling = {row.slot: part[-1] for row, part in zip(rows, hidden, strict=True) if row.sample}
-        logits = dict(zip(sampling, self._logits(np.stack([*sampling.values()])), strict=True)) if sampling else {}
-        return {
-            row.slot: self._outcome(row, sequence, part, logits.get(row.slot))
-            for row, sequence, part in zip(rows, sequences, hidden, strict=True)
-        }
+        tenants_hidden = tuple(zip(rows, sequences, hidden, strict=True))
+        heads = self._heads(tenants_hidden)
+        return {row.slot: self._outcome(row, sequence, part, heads.get(row.slot)) for row, sequence, part in tenants_hidden}
 
-    def _outcome(self, row: PlanRow, sequence: Sequence, hidden: FloatArray, logits: FloatArray | None) -> RowResult:
+    def _heads(self, tenants: SequenceOf[tuple[PlanRow, Sequence, FloatArray]]) -> dict[Slot, Head]:
+        """For rows that sample: the best token if they want nothing else, else their logits."""
+        last = [(row.slot, wants_only_the_best(of), part[-1]) for row, of, part in tenants if row.sample]
+        simple = {slot: hidden for slot, only_best, hidden in last if only_best}
+        others = {slot: hidden for slot, only_best, hidden in last if not only_best}
+        best = self._executor.greedy(np.stack([*simple.values()]), self._token_limit).tolist() if simple else ()
+        logits = self._logits(np.stack([*others.values()])) if others else ()
+        return {**dict(zip(simple, best, strict=True)), **dict(zip(others, logits, strict=True))}
+
+    def _outcome(self, row: PlanRow, sequence: Sequence, hidden: FloatArray, head: Head | None) -> RowResult:
         try:
             require_finite(hidden)
             prompt_logprobs = tuple(self._prompt_logprobs(row, sequence, hidden))
-            choice = NOTHING if logits is None else choose(logits, sequence)
+            choice = NOTHING if head is None else decide(head, sequence)
         except RowFailed as error:
             sequence.fail(str(error))
             return _failed(row, sequence)

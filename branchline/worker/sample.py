@@ -26,6 +26,8 @@ from branchline.worker.slots import Sequence
 GREEDY_BELOW = 1e-4
 """Temperatures under this are greedy: dividing by them says nothing that the maximum does not say."""
 
+NOT_FINITE = "The model produced numbers that are not finite."
+
 Weights: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -121,6 +123,30 @@ NOTHING = Choice(None, None)
 """The choice of a row that does not sample."""
 
 
+Head: TypeAlias = int | FloatArray
+"""What the output head says about a row: its best token (-1: not finite), or its logits."""
+
+
+def wants_only_the_best(sequence: Sequence) -> bool:
+    """The next token is that of the largest raw logit and nothing else is asked for: nobody needs to see the logits."""
+    params = sequence.sampling
+    greedy = params.temperature < GREEDY_BELOW and params.logprobs is None
+    return greedy and not any(wanted(sequence) for wanted, _ in LOGIT_STEPS)
+
+
+def decide(head: Head, sequence: Sequence) -> Choice:
+    """The next token of a sequence.
+
+    Raises:
+        RowFailed: the logits are not finite, or nothing is left to choose from.
+    """
+    if not isinstance(head, int):
+        return choose(head, sequence)
+    if head < 0:
+        raise RowFailed(NOT_FINITE)
+    return Choice(head, None)
+
+
 def choose(logits: FloatArray, sequence: Sequence) -> Choice:
     """The next token of a sequence from its raw ``logits [usable ids]``, which are left as they are.
 
@@ -136,7 +162,7 @@ def choose(logits: FloatArray, sequence: Sequence) -> Choice:
 def require_finite(numbers: FloatArray) -> None:
     """Raises RowFailed if one is NaN or infinite."""
     if not np.isfinite(numbers).all():
-        raise RowFailed("The model produced numbers that are not finite.")
+        raise RowFailed(NOT_FINITE)
 
 
 def _changed(logits: FloatArray, sequence: Sequence) -> FloatArray:

@@ -57,8 +57,11 @@ def test_access_classes_are_as_decided():
     public = {endpoint.path for endpoint in endpoint_of(Access.PUBLIC)}
     admin = {endpoint.path for endpoint in endpoint_of(Access.ADMIN)}
     assert public == {"/health", "/ready"}
-    assert admin == {"/flush_cache", "/pause_generation", "/continue_generation", "/drain", "/abort_all"}
-    assert all(endpoint.access is Access.USER for endpoint in TABLE if endpoint.path.startswith("/v1/"))
+    assert admin == {"/v1/cache/pin", "/flush_cache", "/pause_generation", "/continue_generation", "/drain", "/abort_all"}
+    insight = {endpoint.path for endpoint in endpoint_of(Access.INSIGHT)}
+    assert insight == {"/v1/requests", "/v1/scheduler", "/v1/cache/tree"}
+    others = [endpoint for endpoint in TABLE if endpoint.path.startswith("/v1/") and endpoint.path not in insight | admin]
+    assert all(endpoint.access is Access.USER for endpoint in others)
 
 
 @pytest.mark.parametrize("endpoint", TABLE, ids=lambda e: e.name)
@@ -73,6 +76,7 @@ def test_matrix(endpoint, key, form):
         Access.PUBLIC: {None, "wrong", "user-key", "admin-key"},
         Access.USER: {"user-key", "admin-key"},
         Access.METRICS: {"user-key", "admin-key"},
+        Access.INSIGHT: {"admin-key"},
         Access.ADMIN: {"admin-key"},
     }[endpoint.access]
     if key in allowed:

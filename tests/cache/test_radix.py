@@ -54,6 +54,8 @@ class Held:
     path: object
     pages: tuple
     tail: object
+    is_exact: bool
+    """Its path was cut where its pages end."""
 
 
 class TreeMachine(RuleBasedStateMachine):
@@ -149,7 +151,7 @@ class TreeMachine(RuleBasedStateMachine):
         insertion = self.learn(namespace, tokens, pages)
         if keep:
             self.cache.lock(insertion.path, self.now)
-            self.held.append(Held(insertion.path, insertion.pages, None))
+            self.held.append(Held(insertion.path, insertion.pages, None, True))
         self.leave(self.settled)
 
     @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), ahead=st.integers(0, 2))
@@ -182,12 +184,14 @@ class TreeMachine(RuleBasedStateMachine):
             assert match.tail.token_count == tail_count < self.page_size
         assert match.token_count == len(pages) * self.page_size + tail_count
 
-    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES))
-    def lock(self, data, namespace):
+    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), is_exact=st.booleans())
+    def lock(self, data, namespace, is_exact):
         tokens = self.draw_tokens(data)
         match = self.cache.match(namespace, tokens, len(tokens))
-        self.cache.lock(match.path, self.now)
-        self.held.append(Held(match.path, match.pages, match.tail))
+        path = self.cache.cut(match) if is_exact else match.path
+        assert self.cache.match(namespace, tokens, len(tokens)).pages == match.pages
+        self.cache.lock(path, self.now)
+        self.held.append(Held(path, match.pages, match.tail, is_exact))
 
     @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), ahead=st.integers(0, 3))
     def hold_tail(self, data, namespace, ahead):
@@ -253,6 +257,9 @@ class TreeMachine(RuleBasedStateMachine):
         protected = {page for held in self.held for page in held.pages}
         assert protected <= alive
         assert self.cache.evictable_pages <= len(alive - protected)
+        if all(held.is_exact for held in self.held):
+            assert self.cache.evictable_pages == len(alive - protected)
+        self.cache.check_locks([held.path for held in self.held])
         if not self.held:
             assert self.cache.evictable_pages == len(alive)
             assert self.cache.locked_nodes == 0
@@ -329,6 +336,45 @@ def test_an_insertion_ends_its_path_exactly(world):
     assert world.cache.evictable_pages == 1
     assert world.evict(99) == 1
     assert world.match("aaaabbbbcccc").pages == short.pages
+
+
+def test_a_cut_path_protects_what_matched_and_nothing_else(world):
+    whole = world.put("aaaabbbbcccc")
+    match = world.match("aaaaXXXX")
+    version = world.cache.version
+    path = world.cache.cut(match)
+    world.cache.lock(path, 0)
+    assert world.cache.version == version
+    assert world.match("aaaabbbbcccc").pages == whole.pages
+    assert world.evict(99) == 2
+    world.cache.unlock(path, 0)
+    assert world.evict(99) == 1
+
+
+def test_a_match_that_was_split_since_is_cut_all_the_same(world):
+    world.put("aaaabbbbccccdddd")
+    match = world.match("aaaaXXXX")
+    world.put("aaaabbbbeeee")
+    path = world.cache.cut(match)
+    assert path is world.cache.cut(match)
+    world.cache.lock(path, 0)
+    assert world.evict(99) == 4
+
+
+def test_nothing_is_cut_where_nothing_matched(world):
+    world.put("aaaabbbb")
+    world.cache.lock(world.cache.cut(world.match("XXXX")), 0)
+    assert world.evict(99) == 2
+
+
+def test_locks_that_nobody_holds_are_found(world):
+    paths = [world.put("aaaabbbb").path, world.put("aaaacccc").path]
+    for path in paths:
+        world.cache.lock(path, 0)
+    world.cache.check_locks(paths)
+    for wrong in ([], paths[:1], [*paths, paths[0]]):
+        with pytest.raises(InvariantBroken):
+            world.cache.check_locks(wrong)
 
 
 def test_a_split_keeps_the_lock_of_the_lower_part_on_both_parts(world):

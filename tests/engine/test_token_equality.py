@@ -1,22 +1,17 @@
 """Greedy output does not depend on the schedule: cache x chunk size x batch x overlap x retraction (the promise of the
-project, on the default model with the reference executor)."""
+project, on the default model, with the reference executor and with the native one at its default settings)."""
 
 import pytest
 
-from branchline.memory.kv import KvPool
-from branchline.models.quants import dequantize
-from branchline.models.registry import build_graph
-from branchline.ops.reference import ReferenceExecutor
+from tests.support.executors import BEST, executor_with_pool
 from tests.support.real import generate_tokens
 
 NEW_TOKENS = 12
 
 
-@pytest.fixture(scope="module")
-def executor(default_checkpoint):
-    graph = build_graph(default_checkpoint.config, default_checkpoint.names)
-    pool = KvPool(layers=graph.layers, kv_heads=graph.kv_heads, head_dim=graph.head_dim, page_size=16, page_count=320)
-    return ReferenceExecutor(graph, lambda name: dequantize(default_checkpoint.tensor(name)), pool)
+@pytest.fixture(scope="module", params=BEST)
+def executor(default_checkpoint, request):
+    return executor_with_pool(request.param, default_checkpoint, page_size=16, page_count=320)
 
 
 def prompt(number: int, length: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The reference executor against an implementation without pages, batches or tricks: one token after another, the
+"""All executors against an implementation without pages, batches or tricks: one token after another, the
 whole attention matrix, float64."""
 
 import dataclasses
@@ -16,8 +16,9 @@ from branchline.models.quants import dequantize
 from branchline.models.random import RandomCheckpoint, tiny_config
 from branchline.models.registry import build_graph
 from branchline.ops.batch import Batch
-from branchline.ops.graph import GatedActivation
+from branchline.ops.graph import GatedActivation, Graph
 from branchline.ops.reference import ReferenceExecutor
+from tests.support.executors import EXECUTORS, make_executor
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -85,11 +86,19 @@ class Dense:
 class Bench:
     """An executor with page tables handed out in shuffled order."""
 
-    def __init__(self, checkpoint: RandomCheckpoint, page_size: int, page_count: int = 256, seed: int = 0) -> None:
-        graph = build_graph(checkpoint.config, checkpoint.names)
+    def __init__(
+        self,
+        kind: str,
+        checkpoint: RandomCheckpoint,
+        page_size: int,
+        page_count: int = 256,
+        seed: int = 0,
+        graph: Graph | None = None,
+    ) -> None:
+        graph = graph or build_graph(checkpoint.config, checkpoint.names)
         shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
         self.pool = KvPool(**shape, page_size=page_size, page_count=page_count)
-        self.executor = ReferenceExecutor(graph, lambda name: dequantize(checkpoint.tensor(name)), self.pool)
+        self.executor = make_executor(kind, graph, checkpoint, self.pool)
         self.free = list(np.random.default_rng(seed).permutation(page_count))
 
     def pages(self, token_count: int) -> list[int]:
@@ -104,8 +113,11 @@ class Bench:
             row_offsets=np.cumsum([0, *(len(tokens) for tokens, _, _ in rows)]),
             page_tables=np.array([pages + [0] * (longest - len(pages)) for _, _, pages in rows]),
         )
-        logits = self.executor.logits(self.executor.forward(batch))
+        hidden = self.executor.forward(batch)
+        logits = self.executor.logits(hidden)
         assert logits.dtype == np.float32
+        finite = np.isfinite(logits).all(axis=1)
+        assert self.executor.greedy(hidden, 100).tolist() == np.where(finite, logits[:, :100].argmax(axis=1), -1).tolist()
         return np.split(logits, batch.row_offsets[1:-1])
 
     def run_in_chunks(self, tokens: list[int], cuts: list[int]) -> np.ndarray:
@@ -128,6 +140,11 @@ def checkpoint(request):
     return RandomCheckpoint(tiny_config(request.param), seed=7)
 
 
+@pytest.fixture(params=EXECUTORS)
+def kind(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def dense(checkpoint):
     return Dense(checkpoint)
@@ -137,27 +154,27 @@ def dense(checkpoint):
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16])
-def test_whole_prompt_equals_dense(checkpoint, dense, page_size):
+def test_whole_prompt_equals_dense(kind, checkpoint, dense, page_size):
     tokens = prompt(45, seed=1)
-    assert_same(Bench(checkpoint, page_size).run_in_chunks(tokens, []), dense.logits(tokens))
+    assert_same(Bench(kind, checkpoint, page_size).run_in_chunks(tokens, []), dense.logits(tokens))
 
 
 @pytest.mark.parametrize("cuts", [[1], [16, 32], [7, 8, 9, 40], list(range(1, 45))])
-def test_chunks_equal_dense(checkpoint, dense, cuts):
+def test_chunks_equal_dense(kind, checkpoint, dense, cuts):
     tokens = prompt(45, seed=2)
-    assert_same(Bench(checkpoint, 3).run_in_chunks(tokens, cuts), dense.logits(tokens))
+    assert_same(Bench(kind, checkpoint, 3).run_in_chunks(tokens, cuts), dense.logits(tokens))
 
 
-def test_odd_sizes_equal_dense():
+def test_odd_sizes_equal_dense(kind):
     config = tiny_config("llama", hidden=30, heads=9, kv_heads=3, head_dim=10, ffn=37, vocab_size=101, layers=3)
     rope = RopeConfig(rotary_dim=6, layout="half")
     odd = RandomCheckpoint(dataclasses.replace(config, rope=rope), seed=3)
     tokens = prompt(29, seed=4, vocab_size=101)
-    assert_same(Bench(odd, 5).run_in_chunks(tokens, [13, 14]), Dense(odd).logits(tokens))
+    assert_same(Bench(kind, odd, 5).run_in_chunks(tokens, [13, 14]), Dense(odd).logits(tokens))
 
 
-def test_mixed_batch_equals_each_row_alone(checkpoint, dense):
-    bench = Bench(checkpoint, 3)
+def test_mixed_batch_equals_each_row_alone(kind, checkpoint, dense):
+    bench = Bench(kind, checkpoint, 3)
     sequences = [prompt(length, seed=10 + length) for length in (1, 2, 9, 30, 31, 60)]
     expected = [dense.logits(tokens) for tokens in sequences]
     pages = [bench.pages(len(tokens)) for tokens in sequences]
@@ -170,9 +187,9 @@ def test_mixed_batch_equals_each_row_alone(checkpoint, dense):
         assert_same(logits, whole[start:])
 
 
-def test_many_decode_rows_of_all_lengths(checkpoint):
+def test_many_decode_rows_of_all_lengths(kind, checkpoint):
     """More rows than a tile and more positions than a block, against one-row steps."""
-    bench = Bench(checkpoint, 16, page_count=700)
+    bench = Bench(kind, checkpoint, 16, page_count=700)
     lengths = [1, 2, 127, 128, 129, 255, 256, 257, *range(3, 110, 3)]
     sequences = [prompt(length, seed=length) for length in lengths]
     pages = [bench.pages(length) for length in lengths]
@@ -184,17 +201,17 @@ def test_many_decode_rows_of_all_lengths(checkpoint):
         assert_same(logits, expected[None])
 
 
-def test_long_rows_span_tiles_and_blocks(checkpoint, dense):
+def test_long_rows_span_tiles_and_blocks(kind, checkpoint, dense):
     """Longer than a tile of queries and two blocks of keys; with a window, early blocks are left out altogether."""
     tokens = prompt(300, seed=5)
     expected = dense.logits(tokens)
-    bench = Bench(checkpoint, 16)
+    bench = Bench(kind, checkpoint, 16)
     assert_same(bench.run_in_chunks(tokens, []), expected)
     assert_same(bench.run_in_chunks(tokens, [100, 101, 298, 299]), expected)
 
 
-def test_page_copy_shares_to_the_token(checkpoint, dense):
-    bench = Bench(checkpoint, 16)
+def test_page_copy_shares_to_the_token(kind, checkpoint, dense):
+    bench = Bench(kind, checkpoint, 16)
     first, second = prompt(40, seed=6), prompt(40, seed=7)
     second[:21] = first[:21]
     bench.run((first, 0, pages := bench.pages(40)))
@@ -204,9 +221,9 @@ def test_page_copy_shares_to_the_token(checkpoint, dense):
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_poisoned_row_hurts_nobody_else(checkpoint, dense, poison):
+def test_poisoned_row_hurts_nobody_else(kind, checkpoint, dense, poison):
     """Pages keep what their last owner left, page 0 (which pads tables) included."""
-    bench = Bench(checkpoint, 4)
+    bench = Bench(kind, checkpoint, 4)
     bench.pool.write(0, np.arange(4 * 256), *np.full((2, 4 * 256, *bench.pool.shape[1:]), poison, np.float32))
     bench.pool.write(1, np.arange(4 * 256), *np.full((2, 4 * 256, *bench.pool.shape[1:]), poison, np.float32))
     tokens = prompt(18, seed=8)
@@ -217,15 +234,13 @@ def test_poisoned_row_hurts_nobody_else(checkpoint, dense, poison):
     assert_same(decoded, dense.logits([5]))
 
 
-def test_gelu_gate():
+def test_gelu_gate(kind):
     llama = RandomCheckpoint(tiny_config("llama"))
     graph = build_graph(llama.config, llama.names)
     ops = tuple(dataclasses.replace(op, kind="gelu_tanh") if isinstance(op, GatedActivation) else op for op in graph.ops)
-    bench = Bench(llama, 16)
+    bench = Bench(kind, llama, 16)
     plain = bench.run(([3], 0, bench.pages(1)))[0]
-    bench.executor = ReferenceExecutor(
-        dataclasses.replace(graph, ops=ops), lambda name: dequantize(llama.tensor(name)), bench.pool
-    )
+    bench = Bench(kind, llama, 16, graph=dataclasses.replace(graph, ops=ops))
     changed = bench.run(([3], 0, bench.pages(1)))[0]
     dense = Dense(llama)
     tanh = math.tanh
@@ -249,7 +264,7 @@ def test_source_may_take_its_weights_back(checkpoint):
         return given[name]
 
     graph = build_graph(checkpoint.config, checkpoint.names)
-    bench = Bench(checkpoint, 16)
+    bench = Bench("reference", checkpoint, 16)
     bench.executor = ReferenceExecutor(graph, source, bench.pool)
     before = bench.run(([1, 2, 3], 0, bench.pages(3)))[0]
     for array in given.values():

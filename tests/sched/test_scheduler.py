@@ -5,7 +5,7 @@ import pytest
 from branchline.base.config import EngineConfig
 from branchline.base.errors import ConfigError, InvariantBroken
 from branchline.base.finish import FinishReason
-from branchline.core.events import Admitted, Committed, Finished, Planned, Submitted
+from branchline.core.events import Admitted, Committed, Finished, FirstToken, Planned, Submitted
 from branchline.core.result import RowResult, StepResult
 from tests.support.harness import Harness
 from tests.support.stamped import reference_output
@@ -303,7 +303,8 @@ def test_observers_hear_the_story_in_order():
     harness = Harness(observers=[Ear()], overlap=False)
     harness.submit("a", range(3), max_new=2)
     harness.run()
-    assert [type(event) for event in heard] == [Submitted, Admitted, Planned, Committed, Planned, Finished, Committed]
+    story = [Submitted, Admitted, Planned, FirstToken, Committed, Planned, Finished, Committed]
+    assert [type(event) for event in heard] == story
 
 
 def test_a_budget_below_the_number_of_rows_is_a_contradiction():
@@ -319,3 +320,27 @@ def test_max_new_tokens_counts_across_retractions(limit):
     harness.scheduler.retract_youngest(0)
     harness.run()
     assert harness.tokens()["a"] == reference_output(range(6), 7, 97, limit)
+
+
+@pytest.mark.parametrize(("pages", "commits"), [(64, 256), (1024, 512)])
+def test_the_books_of_a_busy_engine_are_proven_now_and_then(pages, commits, monkeypatch):
+    proofs = []
+    harness = Harness(pages=pages, page_size=16, overlap=False, check_every=10**9)
+    monkeypatch.setattr(harness.scheduler, "check", lambda: proofs.append(harness.scheduler.stats().steps))
+    harness.submit("a", range(3), max_new=1000)
+    harness.run()
+    assert proofs == list(range(commits, 1001, commits))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_runs_alone_gets_every_page_that_nobody_uses(overlap):
+    """A short common beginning of a long cached prompt: what comes after it is no longer wanted. (It was locked as part
+    of the same node, and the only request of the engine waited for ever.)"""
+    harness = Harness(pages=6, page_size=4, overlap=overlap)
+    harness.submit("long", range(20), max_new=1)
+    harness.run()
+    assert harness.scheduler.stats().pages_tree == 5
+    harness.submit("short", [*range(4), 90, 91], max_new=18)
+    harness.run()
+    assert harness.tokens()["short"] == reference_output([*range(4), 90, 91], 7, 97, 18)
+    assert harness.finishes()["short"][0].usage.cached_tokens == 4

@@ -8,6 +8,7 @@ from branchline.core.request import RequestSpec
 from branchline.engine.text_process import serve
 from branchline.wire.child import TextSettings, run
 from branchline.wire.messages import (
+    Ask,
     Cancel,
     CancelText,
     Control,
@@ -23,6 +24,7 @@ from branchline.wire.messages import (
     Submit,
     Tokenize,
     Tokenized,
+    Told,
 )
 
 PATH = os.path.abspath(__file__)
@@ -44,7 +46,7 @@ class CodePoints:
                 self._engine(Submit(spec))
             case CancelText():
                 self._engine(Cancel(message.request_id))
-            case Control():
+            case Control() | Ask():
                 self._engine(message)
             case Tokenize():
                 text = message.prompt.text
@@ -60,7 +62,7 @@ class CodePoints:
                         self._client(Delta(output.request_id, "".join(map(chr, output.tokens)), len(output.tokens)))
                     else:
                         self._client(Ended(output.request_id, output.finish.reason, output.finish.usage))
-            case Controlled() | Heartbeat():
+            case Controlled() | Told() | Heartbeat():
                 self._client(message)
 
     def close(self):

@@ -4,15 +4,17 @@ from collections import defaultdict
 
 from branchline.base.clock import ManualClock
 from branchline.base.config import EngineConfig
-from branchline.cache.null import NullCache
-from branchline.cache.pages import PageLedger
-from branchline.cache.radix import RadixCache
 from branchline.core.request import Namespace, RequestSpec, SamplingParams
+from branchline.engine.answers import Answers
+from branchline.engine.books import make_books
 from branchline.engine.loop import Loop
+from branchline.observe.stories import Stories
 from branchline.sched.scheduler import Scheduler
 from branchline.wire.inproc import InprocInbox
-from branchline.wire.messages import Cancel, Submit
-from tests.support.stamped import StampedWorker
+from branchline.wire.messages import Cancel, Control, Submit
+from tests.support.stamped import StampedWorker, root_stamp
+
+TURN_NS = 1_000_000
 
 
 class ListOutbox:
@@ -28,24 +30,44 @@ class ListOutbox:
 
 
 class Harness:
-    def __init__(self, observers=(), vocabulary=97, **settings) -> None:
+    def __init__(self, observers=(), vocabulary=97, depth=None, check_every=1, notes=None, **settings) -> None:
+        """``depth``: plans in flight, if not what the configuration says. ``check_every``: turns between full checks.
+        ``notes``: other ones than the scheduler's own."""
         settings = {"context_length": 4096, "pages": 64, "page_size": 4, "max_running": 8, "max_step_tokens": 64} | settings
         self.config = EngineConfig(**settings)
+        self.depth = self.config.depth if depth is None else depth
         self.clock = ManualClock()
-        self.ledger = PageLedger(self.config.pages)
-        make_cache = RadixCache if self.config.prefix_cache else NullCache
-        self.cache = make_cache(self.ledger, self.config.page_size)
+        self.ledger, self.cache = make_books(self.config)
         self.worker = StampedWorker(self.config.pages, self.config.page_size, vocabulary)
-        self.scheduler = Scheduler(self.config, self.ledger, self.cache, observers)
+        self.worker.root_of = self._root_of
+        self.stories = Stories()
+        self.scheduler = Scheduler(self.config, self.ledger, self.cache, (self.stories, *observers), notes)
         self.inbox = InprocInbox()
         self.outbox = ListOutbox()
-        self.loop = Loop(self.scheduler, self.worker, self.inbox, self.outbox, self.clock, self.config.depth)
+        answers = Answers(self.scheduler, self.stories)
+        self.loop = Loop(self.scheduler, self.worker, self.inbox, self.outbox, self.clock, self.depth, answers)
         self.specs: dict[str, RequestSpec] = {}
+        self.turns = 0
+        self._check_every = check_every
 
-    def submit(self, name, prompt, max_new=8, seed=7, stop_ids=(), salt="", **sampling) -> RequestSpec:
+    def submit(
+        self,
+        name,
+        prompt,
+        max_new=8,
+        seed=7,
+        stop_ids=(),
+        salt="",
+        tenant="",
+        priority=0,
+        user="",
+        timeout_s=None,
+        **sampling,
+    ) -> RequestSpec:
         spec = RequestSpec(
             request_id=name, prompt=tuple(prompt), sampling=SamplingParams(**sampling), max_new_tokens=max_new, seed=seed,
-            eos_token_ids=tuple(stop_ids), namespace=Namespace(salt=salt),
+            eos_token_ids=tuple(stop_ids), namespace=Namespace(salt=salt, tenant=tenant), priority=priority,
+            user=user, timeout_s=timeout_s,
         )  # fmt: skip
         self.specs[name] = spec
         self.inbox.put(Submit(spec))
@@ -54,11 +76,19 @@ class Harness:
     def cancel(self, name) -> None:
         self.inbox.put(Cancel(name))
 
+    def control(self, verb) -> None:
+        self.inbox.put(Control(call_id=verb, verb=verb))
+
     def turn(self) -> bool:
-        self.clock.advance(1_000_000)
+        self.turns += 1
+        self.clock.advance(TURN_NS)
         busy = self.loop.turn()
-        self.scheduler.check()
+        if self.turns % self._check_every == 0:
+            self.check()
         return busy
+
+    def check(self) -> None:
+        self.scheduler.check()
 
     def run(self, turns=2000) -> None:
         """Until nothing is left to do."""
@@ -79,3 +109,6 @@ class Harness:
             if output.finish is not None:
                 finishes[output.request_id].append(output.finish)
         return finishes
+
+    def _root_of(self, seq: int) -> int:
+        return root_stamp(self.scheduler._roster.running[seq].spec.namespace)

@@ -12,6 +12,7 @@ from branchline.core.result import Usage
 from branchline.core.stats import EngineStats
 from branchline.wire.client import TextClient
 from branchline.wire.messages import (
+    Ask,
     CancelText,
     ChatPrompt,
     Control,
@@ -23,12 +24,14 @@ from branchline.wire.messages import (
     Generate,
     Heartbeat,
     ModelFacts,
+    Pin,
     Started,
     TextLogprob,
     TextPrompt,
     Tokenize,
     Tokenized,
     TokenPrompt,
+    Told,
 )
 
 WORDS = ("Hello", " wörld", " and", " you", "!")
@@ -53,6 +56,9 @@ class ScriptedText:
         self.pause_s = 0.0
         self.script = None
         self.control_done = True
+        self.asked = []
+        self.told = {}
+        """JSON by question and request id."""
 
     # ------------------------------------------------------------ by hand
 
@@ -97,6 +103,13 @@ class ScriptedText:
             case Detokenize():
                 text = " ".join(str(token) for token in message.tokens)
                 loop.call_soon(self.client.deliver, [Detokenized(message.call_id, text)])
+            case Ask():
+                self.asked.append(message)
+                body = self.told.get((message.what, message.request_id))
+                loop.call_soon(self.client.deliver, [Told(message.call_id, body)])
+            case Pin():
+                answer = Controlled(call_id=message.call_id, done=self.control_done, message="as you wish")
+                loop.call_soon(self.client.deliver, [answer])
             case Control():
                 if message.verb == "abort_all":
                     for request_id in list(self.live):

@@ -62,9 +62,9 @@ def byte_level_json(ids, **added):
 
 # Pieces by falling score, as SentencePiece's BPE trainer numbers them: the earlier a merge was learnt the better.
 PIECES = (
-    "▁t", "he", "▁the", "in", "er", "▁a", "an", "▁an", "ll", "ell", "▁h", "▁he", "▁hell", "▁hello", "▁▁", "aa", "aaa", "aaaa",
-    "th", "ther", "ing", "▁b", "▁be", "or", "ld", "orld", "▁w", "▁world", "▁", "a", "b", "d", "e", "g", "h", "i", "l",
-    "n", "o", "r", "t", "w", ".", "é",
+    "▁t", "he", "▁the", "in", "er", "▁a", "an", "▁an", "ll", "ell", "▁h", "▁he", "▁hell", "▁hello", "▁▁", "aa", "aaa",
+    "aaaa", "th", "ther", "ing", "▁b", "▁be", "or", "ld", "orld", "▁w", "▁world", "▁", "a", "b", "d", "e", "g", "h", "i",
+    "l", "n", "o", "r", "t", "w", ".", "é",
 )  # fmt: skip
 
 

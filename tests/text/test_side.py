@@ -18,6 +18,7 @@ from branchline.wire.messages import (
     Detokenized,
     Ended,
     Heartbeat,
+    Pin,
     Refused,
     Started,
     Submit,
@@ -445,3 +446,20 @@ class Races(RuleBasedStateMachine):
 
 TestRaces = Races.TestCase
 TestRaces.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_pin_is_tokenized_on_its_way():
+    side, tokenizer = make_side()
+    effects = side.handle(Pin(call_id="c", prompt=TextPrompt("Hello there"), seconds=9.0, tenant="t", salt="s"))
+    (pin,) = effects.to_engine
+    assert effects.to_client == ()
+    assert pin.tokens == tuple(tokenizer.encode("Hello there", add_special=True))
+    assert (pin.call_id, pin.seconds, pin.namespace) == (
+        "c", 9.0, Namespace(model=FACTS.digest, tenant="t", salt="s"),
+    )  # fmt: skip
+
+
+def test_a_pin_that_cannot_be_read_is_refused():
+    side, _ = make_side()
+    (refused,) = side.handle(Pin(call_id="c", prompt=TokenPrompt((10**9,)), seconds=9.0)).to_client
+    assert (refused.request_id, refused.status) == ("c", 400)

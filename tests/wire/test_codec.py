@@ -54,6 +54,8 @@ def strategy(kind):
         return st.lists(strategy(arguments[0]), max_size=3).map(tuple)
     if origin is tuple:
         return st.tuples(*map(strategy, arguments))
+    if origin is typing.Literal:
+        return st.sampled_from(arguments)
     if origin in (dict, abc.Mapping):
         return st.dictionaries(strategy(arguments[0]), strategy(arguments[1]), max_size=3)
     if issubclass(kind, enum.Enum):

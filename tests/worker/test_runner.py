@@ -11,12 +11,9 @@ from branchline.base.clock import MonotonicClock
 from branchline.base.errors import InvariantBroken, StepFailed
 from branchline.core.plan import PageCopy, PlanRow, SlotOpen, StepPlan
 from branchline.core.request import SamplingParams
-from branchline.memory.kv import KvPool
-from branchline.models.quants import dequantize
 from branchline.models.random import RandomCheckpoint, tiny_config
-from branchline.models.registry import build_graph
-from branchline.ops.reference import ReferenceExecutor
 from branchline.worker.runner import LOST, LocalWorker
+from tests.support.executors import BEST, executor_with_pool
 
 VOCAB = 50
 BOOM, POISON = 48, 49
@@ -51,6 +48,9 @@ class Scripted:
         logits[np.arange(len(hidden)), best] = 1
         logits[:, VOCAB - 5 :] = 9  # ids that no tokenizer knows
         return logits
+
+    def greedy(self, hidden, token_limit):
+        return np.where(np.isfinite(hidden).all(axis=1), self.logits(hidden)[:, :token_limit].argmax(axis=1), -1)
 
 
 def follow(token, position):
@@ -288,11 +288,9 @@ def checkpoint():
     return RandomCheckpoint(tiny_config("llama"), seed=3)
 
 
-@pytest.fixture
-def real(checkpoint):
-    graph = build_graph(checkpoint.config, checkpoint.names)
-    pool = KvPool(layers=graph.layers, kv_heads=graph.kv_heads, head_dim=graph.head_dim, page_size=4, page_count=256)
-    executor = ReferenceExecutor(graph, lambda name: dequantize(checkpoint.tensor(name)), pool)
+@pytest.fixture(params=BEST)
+def real(checkpoint, request):
+    executor = executor_with_pool(request.param, checkpoint, page_size=4, page_count=256)
     worker = LocalWorker(executor, token_limit=259, threads=1, clock=MonotonicClock())
     yield worker
     worker.close()

@@ -1,0 +1,21 @@
+// The kernels on AVX2, FMA and F16C. Compiled with these instructions, so nothing here may run before `isa.cpp` has looked.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "half.h"
+#include "kernels.h"
+
+namespace branchline {
+namespace {
+
+constexpr const char* kName = "avx2";
+#include "simd_avx2.h"
+#include "kernels.inl"
+
+}  // namespace
+
+const Kernels* avx2_kernels() { return &kTable; }
+
+}  // namespace branchline

@@ -1,0 +1,116 @@
+// The door between the program (what is computed, in which order, by whom) and the kernels (how, on which instructions).
+//
+// Every instruction set has one translation unit that fills one table of function pointers; the table is chosen at run
+// time. All tables give the same bits: integer dot products are exact, float operations have one order, and every
+// multiply-add is a fused one.
+//
+// Knows: layouts and signatures. Refuses to know: threads, Python, models.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace branchline {
+
+constexpr std::size_t kLanes = 8;   // output channels of a panel
+constexpr std::size_t kGroup = 32;  // inputs that share a scale
+constexpr std::size_t kBlock = 64;  // key positions between two updates of the online softmax
+
+enum class Encoding : std::uint8_t { f32, f16, bf16, q4, q8 };
+
+// How a panel of 8 output channels is laid out.
+//
+// f32, f16, bf16: [in][8] numbers.
+// q4: per group of 32 inputs 4 x 32 bytes, then 8 scales, then 8 minima. Byte 32 j + 4 c + i holds input 4 j + i of
+//     channel c in its low half and input 16 + 4 j + i in its high half; weight = scale * q + minimum, 0 <= q < 16.
+// q8: per group 8 x 32 bytes, then `splits` x 8 scales, then 8 minima if there are any. Byte 32 j + 4 c + i is input
+//     4 j + i of channel c; weight = scale * q + minimum, -128 <= q < 128. With two splits each half group has a scale.
+// Scales and minima are f16 (`half`) or f32.
+struct Format {
+    Encoding encoding = Encoding::f32;
+    bool half = false;
+    bool minima = false;
+    std::size_t splits = 1;
+
+    bool grouped() const { return encoding == Encoding::q4 || encoding == Encoding::q8; }
+    std::size_t code_bytes() const { return encoding == Encoding::q4 ? 128 : 256; }
+    std::size_t scale_bytes() const { return half ? 2 : 4; }
+    std::size_t block_bytes() const { return code_bytes() + kLanes * scale_bytes() * (splits + (minima ? 1 : 0)); }
+    std::size_t panel_bytes(std::size_t in) const {
+        if (grouped()) return in / kGroup * block_bytes();
+        return in * kLanes * (encoding == Encoding::f32 ? 4 : 2);
+    }
+};
+
+struct Panels {
+    Format format;
+    std::size_t out = 0, in = 0;
+    const std::uint8_t* data = nullptr;
+
+    std::size_t count() const { return (out + kLanes - 1) / kLanes; }
+    const std::uint8_t* panel(std::size_t index) const { return data + index * format.panel_bytes(in); }
+};
+
+// Inputs of a linear operator: `width` numbers a row, and the same as bytes with a scale and a scaled sum per group.
+struct Rows {
+    const float* x = nullptr;
+    const std::int8_t* codes = nullptr;
+    const float* scales = nullptr;
+    const float* sums = nullptr;
+    std::size_t width = 0;
+};
+
+enum class Gate : std::uint8_t { none, silu, gelu_tanh };
+
+// Rows [row_begin, row_end) x panels [panel_begin, panel_end). With a gate: out = gate(weight x) * (second x).
+struct LinearTask {
+    const Panels* weight;
+    const Panels* second;
+    Gate gate;
+    std::size_t panel_begin, panel_end, row_begin, row_end;
+    Rows in;
+    float* out;  // row 0, first channel of panel_begin
+    std::size_t out_stride;
+    const float* bias;  // of channel 0, or nullptr
+    bool add;           // out += instead of out =
+};
+
+// Queries of neighbouring tokens of one row, for heads that share a key head.
+struct AttendTask {
+    const float* q;  // first token, first head
+    float* out;
+    std::size_t stride;  // between tokens, of q and out
+    std::size_t heads, tokens, head_dim;
+    std::int64_t position;     // of the first token
+    const float* keys;         // [page][page_size][head_dim]
+    const float* values;
+    const std::int64_t* pages;
+    std::size_t page_size;
+    float scale;
+    std::int64_t window;  // 0: none
+    float* scratch;       // attend_scratch(heads * tokens) numbers
+};
+
+constexpr std::size_t attend_scratch(std::size_t pairs) { return pairs * (kBlock + 3); }
+
+struct Kernels {
+    const char* name;
+    void (*linear)(const LinearTask&);
+    // One row: bytes, scale and scaled sum of each group of 32. A group with a number that is not finite gets the scale NaN.
+    void (*quantize)(const float* x, std::size_t width, std::int8_t* codes, float* scales, float* sums);
+    // One row: root mean square norm over groups of `group`.
+    void (*norm)(const float* x, const float* weight, std::size_t width, std::size_t group, float eps, float* out);
+    // One row, in place allowed: rotate heads by `half` cosines and sines.
+    void (*rotate)(const float* x, const float* cos, const float* sin, std::size_t width, std::size_t head_dim,
+                   std::size_t half, bool interleaved, float* out);
+    void (*gate)(Gate kind, const float* gate, const float* up, std::size_t count, float* out);
+    void (*add)(const float* a, const float* b, std::size_t count, float* out);
+    void (*attend)(const AttendTask&);
+    // Index of the first largest number, or -1 if one is not finite.
+    std::int64_t (*argmax)(const float* x, std::size_t count);
+};
+
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();  // only linked where the compiler targets x86-64
+
+}  // namespace branchline

@@ -1,0 +1,266 @@
+// What Python sees: matrices that are filled once, and a program that runs steps without the interpreter's lock.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <map>
+#include <optional>
+#include <stdexcept>
+
+#include "half.h"
+#include "isa.h"
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace branchline {
+namespace {
+
+template <class T, class Shape>
+using Input = nb::ndarray<const T, Shape, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Vector = Input<T, nb::ndim<1>>;
+template <class T>
+using Table = Input<T, nb::ndim<2>>;
+template <class T, class Shape>
+using Output = nb::ndarray<nb::numpy, T, Shape>;
+
+void require(bool truth, const char* message) {
+    if (!truth) throw std::invalid_argument(message);
+}
+
+template <class T>
+std::vector<T> copied(const Vector<T>& array) {
+    return std::vector<T>(array.data(), array.data() + array.shape(0));
+}
+
+template <class T, class Shape>
+Output<T, Shape> fresh(std::initializer_list<std::size_t> shape) {
+    std::size_t count = 1;
+    for (std::size_t extent : shape) count *= extent;
+    T* data = new T[count];
+    return Output<T, Shape>(data, shape, nb::capsule(data, [](void* memory) noexcept { delete[] static_cast<T*>(memory); }));
+}
+
+Encoding encoding_of(const std::string& name) {
+    static const std::map<std::string, Encoding> names = {{"f32", Encoding::f32}, {"f16", Encoding::f16},
+                                                          {"bf16", Encoding::bf16}, {"q4", Encoding::q4},
+                                                          {"q8", Encoding::q8}};
+    const auto found = names.find(name);
+    require(found != names.end(), "there is no such encoding");
+    return found->second;
+}
+
+Gate gate_of(const std::string& name) {
+    require(name == "silu" || name == "gelu_tanh", "there is no such gate");
+    return name == "silu" ? Gate::silu : Gate::gelu_tanh;
+}
+
+std::vector<std::string> isas() {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : usable_kernels()) names.emplace_back(kernels->name);
+    return names;
+}
+
+// ---------------------------------------------------------------- matrices
+
+template <class T>
+void put_numbers(Matrix& matrix, std::size_t first, const Table<T>& rows) {
+    const bool wide = matrix.panels().format.encoding == Encoding::f32;
+    require(rows.shape(1) == matrix.panels().in && wide == (sizeof(T) == 4), "these rows do not fit the matrix");
+    matrix.put_numbers(first, rows.shape(0), rows.data());
+}
+
+void put_groups(Matrix& matrix, std::size_t first, const Table<std::uint8_t>& codes, const Table<float>& scales,
+                std::optional<Table<float>> minima) {
+    const Panels& panels = matrix.panels();
+    const std::size_t rows = codes.shape(0), groups = panels.in / kGroup;
+    require(codes.shape(1) == panels.in, "these rows do not fit the matrix");
+    require(scales.shape(0) == rows && scales.shape(1) == groups * panels.format.splits, "these scales do not fit the matrix");
+    require(!minima || (minima->shape(0) == rows && minima->shape(1) == groups), "these minima do not fit the matrix");
+    matrix.put_groups(first, rows, codes.data(), scales.data(), minima ? minima->data() : nullptr);
+}
+
+Output<float, nb::ndim<2>> read_matrix(const Matrix& matrix) {
+    auto out = fresh<float, nb::ndim<2>>({matrix.panels().out, matrix.panels().in});
+    for (std::size_t row = 0; row < matrix.panels().out; ++row) matrix.read(row, out.data() + row * matrix.panels().in);
+    return out;
+}
+
+// ---------------------------------------------------------------- programs
+
+using PoolArray = nb::ndarray<float, nb::ndim<6>, nb::c_contig, nb::device::cpu>;
+
+// Keeps the array of the pages alive as long as the program.
+class Model {
+public:
+    Model(PoolArray pages, std::size_t threads, const std::string& isa)
+        : pages_(pages),
+          program({pages.data(), pages.shape(0), pages.shape(2), pages.shape(3), pages.shape(4), pages.shape(5)}, threads,
+                  choose_kernels(isa)) {
+        require(pages.shape(1) == 2, "pages hold keys and values");
+    }
+
+private:
+    PoolArray pages_;
+
+public:
+    Program program;
+};
+
+Output<float, nb::ndim<2>> forward(Model& model, const Vector<std::int64_t>& tokens, const Vector<std::int64_t>& positions,
+                                   const Vector<std::int64_t>& row_offsets, const Table<std::int64_t>& page_tables) {
+    require(tokens.shape(0) == positions.shape(0) && row_offsets.shape(0) == page_tables.shape(0) + 1,
+            "the arrays of a step do not fit each other");
+    const Step step{tokens.data(), positions.data(), tokens.shape(0), row_offsets.data(), page_tables.shape(0),
+                    page_tables.data(), page_tables.shape(1)};
+    auto hidden = fresh<float, nb::ndim<2>>({tokens.shape(0), model.program.hidden_width()});
+    const nb::gil_scoped_release unlocked;
+    model.program.forward(step, hidden.data());
+    return hidden;
+}
+
+Output<float, nb::ndim<2>> logits(Model& model, const Table<float>& hidden) {
+    require(hidden.shape(1) == model.program.hidden_width(), "these are not hidden rows of this model");
+    auto out = fresh<float, nb::ndim<2>>({hidden.shape(0), model.program.vocab_size()});
+    const nb::gil_scoped_release unlocked;
+    model.program.logits(hidden.data(), hidden.shape(0), out.data());
+    return out;
+}
+
+Output<std::int64_t, nb::ndim<1>> greedy(Model& model, const Table<float>& hidden, std::size_t limit) {
+    require(hidden.shape(1) == model.program.hidden_width(), "these are not hidden rows of this model");
+    auto out = fresh<std::int64_t, nb::ndim<1>>({hidden.shape(0)});
+    const nb::gil_scoped_release unlocked;
+    model.program.greedy(hidden.data(), hidden.shape(0), limit, out.data());
+    return out;
+}
+
+void add_linear(Model& model, std::size_t x, const std::vector<std::shared_ptr<Matrix>>& weights,
+                const std::vector<std::optional<Vector<float>>>& biases, const std::vector<std::size_t>& outs, bool add) {
+    require(weights.size() == outs.size() && biases.size() == outs.size(), "parts of a linear operator do not fit");
+    std::vector<Part> parts;
+    for (std::size_t i = 0; i < outs.size(); ++i) {
+        parts.push_back({weights[i], biases[i] ? copied(*biases[i]) : std::vector<float>{}, outs[i], add});
+    }
+    model.program.linear(x, std::move(parts));
+}
+
+// ---------------------------------------------------------------- single kernels, for tests
+
+Output<float, nb::ndim<2>> linear_alone(const std::string& isa, std::shared_ptr<Matrix> matrix, const Table<float>& x) {
+    const Kernels& kernels = *choose_kernels(isa);
+    const Panels& panels = matrix->panels();
+    const std::size_t rows = x.shape(0), groups = panels.in / kGroup;
+    require(x.shape(1) == panels.in, "these rows do not fit the matrix");
+    std::vector<std::int8_t> codes(rows * panels.in);
+    std::vector<float> scales(rows * groups), sums(rows * groups);
+    for (std::size_t row = 0; panels.format.grouped() && row < rows; ++row) {
+        kernels.quantize(x.data() + row * panels.in, panels.in, &codes[row * panels.in], &scales[row * groups],
+                         &sums[row * groups]);
+    }
+    auto out = fresh<float, nb::ndim<2>>({rows, panels.out});
+    kernels.linear({&panels, nullptr, Gate::none, 0, panels.count(), 0, rows,
+                    {x.data(), codes.data(), scales.data(), sums.data(), panels.in}, out.data(), panels.out, nullptr, false});
+    return out;
+}
+
+nb::tuple quantize_alone(const std::string& isa, const Vector<float>& x) {
+    const std::size_t width = x.shape(0);
+    require(width % kGroup == 0, "not whole groups");
+    auto codes = fresh<std::int8_t, nb::ndim<1>>({width});
+    auto scales = fresh<float, nb::ndim<1>>({width / kGroup}), sums = fresh<float, nb::ndim<1>>({width / kGroup});
+    choose_kernels(isa)->quantize(x.data(), width, codes.data(), scales.data(), sums.data());
+    return nb::make_tuple(codes, scales, sums);
+}
+
+Output<float, nb::ndim<1>> gate_alone(const std::string& isa, const std::string& kind, const Vector<float>& gate,
+                                      const Vector<float>& up) {
+    require(gate.shape(0) == up.shape(0), "gate and up are not equally wide");
+    auto out = fresh<float, nb::ndim<1>>({gate.shape(0)});
+    choose_kernels(isa)->gate(gate_of(kind), gate.data(), up.data(), gate.shape(0), out.data());
+    return out;
+}
+
+Output<float, nb::ndim<1>> norm_alone(const std::string& isa, const Vector<float>& x, const Vector<float>& weight, float eps) {
+    const std::size_t width = x.shape(0), group = weight.shape(0);
+    require(group > 0 && width % group == 0, "the norm does not fit");
+    auto out = fresh<float, nb::ndim<1>>({width});
+    choose_kernels(isa)->norm(x.data(), weight.data(), width, group, eps, out.data());
+    return out;
+}
+
+std::int64_t argmax_alone(const std::string& isa, const Vector<float>& x) {
+    require(x.shape(0) > 0, "nothing to choose from");
+    return choose_kernels(isa)->argmax(x.data(), x.shape(0));
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    module.doc() = "Native kernels. `ops.native` is their Python face.";
+    module.def("isas", &isas, "Names of the kernels that this processor can run, best first.");
+    module.def("linear", &linear_alone, "isa"_a, "matrix"_a, "x"_a);
+    module.def("quantize", &quantize_alone, "isa"_a, "x"_a);
+    module.def("gate", &gate_alone, "isa"_a, "kind"_a, "gate"_a, "up"_a);
+    module.def("norm", &norm_alone, "isa"_a, "x"_a, "weight"_a, "eps"_a);
+    module.def("argmax", &argmax_alone, "isa"_a, "x"_a);
+
+    nb::class_<Matrix>(module, "Matrix")
+        .def("__init__",
+             [](Matrix* self, const std::string& encoding, std::size_t out, std::size_t in, bool half, bool minima,
+                std::size_t splits) { new (self) Matrix({encoding_of(encoding), half, minima, splits}, out, in); },
+             "encoding"_a, "out"_a, "in_"_a, "half"_a = false, "minima"_a = false, "splits"_a = 1)
+        .def("put_numbers", &put_numbers<float>, "first"_a, "rows"_a)
+        .def("put_bits", &put_numbers<std::uint16_t>, "first"_a, "rows"_a)
+        .def("put_groups", &put_groups, "first"_a, "codes"_a, "scales"_a, "minima"_a.none())
+        .def("read", &read_matrix)
+        .def_prop_ro("nbytes", &Matrix::bytes);
+
+    nb::class_<Model>(module, "Program")
+        .def(nb::init<PoolArray, std::size_t, const std::string&>(), "pages"_a, "threads"_a, "isa"_a)
+        .def("embed", [](Model& model, std::size_t out, std::shared_ptr<Matrix> table) { model.program.embed(out, table); },
+             "out"_a, "table"_a)
+        .def("norm",
+             [](Model& model, std::size_t out, std::size_t x, const Vector<float>& weight, std::size_t width, float eps) {
+                 model.program.norm(out, x, copied(weight), width, eps);
+             },
+             "out"_a, "x"_a, "weight"_a, "width"_a, "eps"_a)
+        .def("linear", &add_linear, "x"_a, "weights"_a, "biases"_a, "outs"_a, "add"_a)
+        .def("gated_linear",
+             [](Model& model, std::size_t out, std::size_t x, std::shared_ptr<Matrix> gate, std::shared_ptr<Matrix> up,
+                const std::string& kind) { model.program.gated_linear(out, x, gate, up, gate_of(kind)); },
+             "out"_a, "x"_a, "gate"_a, "up"_a, "kind"_a)
+        .def("rotate",
+             [](Model& model, std::size_t out, std::size_t x, std::size_t head_dim, std::vector<double> frequencies,
+                bool interleaved, double magnitude) {
+                 model.program.rotate(out, x, {head_dim, std::move(frequencies), interleaved, magnitude});
+             },
+             "out"_a, "x"_a, "head_dim"_a, "frequencies"_a, "interleaved"_a, "magnitude"_a)
+        .def("attend",
+             [](Model& model, std::size_t out, std::size_t q, std::size_t k, std::size_t v, std::size_t layer, std::size_t heads,
+                std::size_t kv_heads, std::size_t head_dim, float scale, std::int64_t window) {
+                 model.program.attend(out, q, k, v, {layer, heads, kv_heads, head_dim, scale, window});
+             },
+             "out"_a, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a)
+        .def("gate",
+             [](Model& model, std::size_t out, std::size_t gate, std::size_t up, const std::string& kind) {
+                 model.program.gate(out, gate, up, gate_of(kind));
+             },
+             "out"_a, "gate"_a, "up"_a, "kind"_a)
+        .def("add", [](Model& model, std::size_t out, std::size_t a, std::size_t b) { model.program.add(out, a, b); }, "out"_a,
+             "a"_a, "b"_a)
+        .def("head", [](Model& model, std::size_t x, std::shared_ptr<Matrix> weight) { model.program.head(x, weight); }, "x"_a,
+             "weight"_a)
+        .def("forward", &forward, "tokens"_a, "positions"_a, "row_offsets"_a, "page_tables"_a)
+        .def("logits", &logits, "hidden"_a)
+        .def("greedy", &greedy, "hidden"_a, "limit"_a)
+        .def_prop_ro("isa", [](const Model& model) { return std::string(model.program.isa()); });
+}
+
+}  // namespace branchline

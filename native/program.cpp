@@ -1,0 +1,380 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace branchline {
+namespace {
+
+constexpr std::size_t kQueryTile = 8;             // tokens of a prompt that walk through the keys together
+constexpr std::size_t kSerialNumbers = 16384;     // below this many numbers waking others costs more than it saves
+constexpr std::size_t kRowBytes = 192 * 1024;     // inputs of a linear task: they stay in the second cache
+constexpr std::size_t kTasksPerThread = 4;
+constexpr std::size_t kHeadChannels = 1024;       // logits of a task of the greedy head
+
+std::size_t over(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+void require(bool truth, const char* message) {
+    if (!truth) throw std::invalid_argument(message);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- building
+
+Program::Program(Pages pages, std::size_t threads, const Kernels* kernels)
+    : pages_(pages), kernels_(kernels), pool_(std::max<std::size_t>(1, threads)) {}
+
+void Program::Value::reserve(std::size_t tokens) {
+    if (x.size() < tokens * width) x.resize(tokens * width);
+    if (!grouped || codes.size() >= tokens * width) return;
+    codes.resize(tokens * width);
+    scales.resize(tokens * width / kGroup);
+    sums.resize(tokens * width / kGroup);
+}
+
+Program::Value& Program::define(std::size_t index, std::size_t width) {
+    if (index >= values_.size()) values_.resize(index + 1);
+    if (!values_[index]) values_[index] = std::make_unique<Value>();
+    Value& value = *values_[index];
+    require(value.width == 0 || value.width == width, "a value has two widths");
+    value.width = width;
+    value.fresh = false;
+    return value;
+}
+
+// Small steps are done by the caller alone: for them a barrier is the greater cost.
+template <class Visit>
+void Program::each_token(std::size_t numbers_per_token, Visit visit) {
+    const std::size_t count = step_->token_count;
+    if (count * numbers_per_token < kSerialNumbers) {
+        for (std::size_t token = 0; token < count; ++token) visit(token);
+        return;
+    }
+    const std::size_t tasks = std::min(count, pool_.threads() * kTasksPerThread);
+    pool_.run(tasks, [&](std::size_t task) {
+        for (std::size_t token = count * task / tasks; token < count * (task + 1) / tasks; ++token) visit(token);
+    });
+}
+
+void Program::need_groups(std::size_t index, const Matrix& weight) {
+    Value& value = *values_.at(index);
+    require(value.width == weight.panels().in, "a matrix has not as many inputs as its operand is wide");
+    if (!weight.panels().format.grouped() || value.fresh) return;
+    value.grouped = value.fresh = true;
+    ops_.emplace_back([this, &value] {
+        each_token(value.width, [&](std::size_t token) {
+            const std::size_t group = token * value.width / kGroup;
+            kernels_->quantize(value.row(token), value.width, &value.codes[token * value.width], &value.scales[group],
+                               &value.sums[group]);
+        });
+    });
+}
+
+void Program::embed(std::size_t out, std::shared_ptr<Matrix> table) {
+    Value& value = define(out, table->panels().in);
+    embedding_ = table;
+    ops_.emplace_back([this, &value, table] {
+        each_token(value.width * 4, [&](std::size_t token) {
+            table->read(static_cast<std::size_t>(step_->tokens[token]), value.row(token));
+        });
+    });
+}
+
+void Program::norm(std::size_t out, std::size_t x, std::vector<float> weight, std::size_t width, float eps) {
+    Value& from = *values_.at(x);
+    Value& to = define(out, from.width);
+    require(width > 0 && from.width % width == 0 && weight.size() == width, "a norm does not fit its operand");
+    ops_.emplace_back([this, &from, &to, weight = std::move(weight), width, eps] {
+        each_token(to.width, [&](std::size_t token) {
+            kernels_->norm(from.row(token), weight.data(), from.width, width, eps, to.row(token));
+        });
+    });
+}
+
+void Program::linear(std::size_t x, std::vector<Part> parts) {
+    for (const Part& part : parts) {
+        need_groups(x, *part.weight);
+        const std::size_t out = part.weight->panels().out;
+        require(part.bias.empty() || part.bias.size() == out, "a bias is not as wide as its matrix");
+        require(part.out != x, "a linear operator cannot overwrite its operand");
+        define(part.out, out);
+    }
+    Value& from = *values_.at(x);
+    ops_.emplace_back([this, &from, parts = std::move(parts)] {
+        for (const Part& part : parts) {
+            Value& to = *values_[part.out];
+            const Panels& panels = part.weight->panels();
+            cut({&panels, nullptr, Gate::none, 0, panels.count(), 0, step_->token_count, from.rows(), to.x.data(), to.width,
+                 part.bias.empty() ? nullptr : part.bias.data(), part.add});
+        }
+        run_tasks();
+    });
+}
+
+void Program::gated_linear(std::size_t out, std::size_t x, std::shared_ptr<Matrix> gate, std::shared_ptr<Matrix> up,
+                           Gate kind) {
+    require(out != x, "a linear operator cannot overwrite its operand");
+    require(gate->panels().out == up->panels().out, "gate and up are not equally wide");
+    need_groups(x, *gate);
+    need_groups(x, *up);
+    Value& from = *values_.at(x);
+    Value& to = define(out, gate->panels().out);
+    ops_.emplace_back([this, &from, &to, gate, up, kind] {
+        const Panels& panels = gate->panels();
+        cut({&panels, &up->panels(), kind, 0, panels.count(), 0, step_->token_count, from.rows(), to.x.data(), to.width,
+             nullptr, false});
+        run_tasks();
+    });
+}
+
+void Program::rotate(std::size_t out, std::size_t x, const Turns& turns) {
+    Value& from = *values_.at(x);
+    Value& to = define(out, from.width);
+    const std::size_t half = turns.frequencies.size();
+    require(turns.head_dim > 0 && from.width % turns.head_dim == 0 && 2 * half <= turns.head_dim, "a rope does not fit");
+    RopeTable* table = nullptr;
+    for (const auto& known : ropes_) {
+        const Turns& other = known->turns;
+        if (other.frequencies == turns.frequencies && other.magnitude == turns.magnitude) table = known.get();
+    }
+    if (!table) table = ropes_.emplace_back(std::make_unique<RopeTable>(RopeTable{turns, {}, {}})).get();
+    ops_.emplace_back([this, &from, &to, table, half, head_dim = turns.head_dim, interleaved = turns.interleaved] {
+        each_token(to.width, [&](std::size_t token) {
+            const std::size_t at = static_cast<std::size_t>(step_->positions[token]) * half;
+            kernels_->rotate(from.row(token), table->cos.data() + at, table->sin.data() + at, from.width, head_dim, half,
+                             interleaved, to.row(token));
+        });
+    });
+}
+
+// Angles in double: positions may be large.
+void Program::RopeTable::reserve(std::size_t positions) {
+    const std::size_t half = turns.frequencies.size(), known = half ? cos.size() / half : positions;
+    if (known >= positions) return;
+    const std::size_t wanted = std::max(positions, 2 * known);
+    cos.resize(wanted * half);
+    sin.resize(wanted * half);
+    for (std::size_t i = known * half; i < wanted * half; ++i) {
+        const double angle = static_cast<double>(i / half) * turns.frequencies[i % half];
+        cos[i] = static_cast<float>(std::cos(angle) * turns.magnitude);
+        sin[i] = static_cast<float>(std::sin(angle) * turns.magnitude);
+    }
+}
+
+void Program::attend(std::size_t out, std::size_t q, std::size_t k, std::size_t v, Heads heads) {
+    Value &queries = *values_.at(q), &keys = *values_.at(k), &values = *values_.at(v);
+    require(heads.layer < pages_.layers && heads.kv_heads == pages_.kv_heads && heads.head_dim == pages_.head_dim,
+            "attention does not fit the pages");
+    require(heads.heads % heads.kv_heads == 0 && queries.width == heads.heads * heads.head_dim &&
+                keys.width == heads.kv_heads * heads.head_dim && values.width == keys.width,
+            "attention does not fit its operands");
+    require(out != q, "attention cannot overwrite its queries");
+    Value& to = define(out, queries.width);
+    ops_.emplace_back([this, &queries, &keys, &values, &to, heads] {
+        write_pages(keys, values, heads);
+        run_attention(to, queries, heads);
+    });
+}
+
+void Program::gate(std::size_t out, std::size_t gate, std::size_t up, Gate kind) {
+    Value &a = *values_.at(gate), &b = *values_.at(up);
+    require(a.width == b.width, "gate and up are not equally wide");
+    Value& to = define(out, a.width);
+    ops_.emplace_back([this, &a, &b, &to, kind] {
+        each_token(to.width * 4, [&](std::size_t token) {
+            kernels_->gate(kind, a.row(token), b.row(token), to.width, to.row(token));
+        });
+    });
+}
+
+void Program::add(std::size_t out, std::size_t a, std::size_t b) {
+    Value &left = *values_.at(a), &right = *values_.at(b);
+    require(left.width == right.width, "summands are not equally wide");
+    Value& to = define(out, left.width);
+    ops_.emplace_back([this, &left, &right, &to] {
+        each_token(to.width, [&](std::size_t token) {
+            kernels_->add(left.row(token), right.row(token), to.width, to.row(token));
+        });
+    });
+}
+
+void Program::head(std::size_t x, std::shared_ptr<Matrix> weight) {
+    require(values_.at(x)->width == weight->panels().in, "the head is not as wide as its operand");
+    head_value_ = x;
+    head_ = weight;
+    head_input_.width = weight->panels().in;
+    head_input_.grouped = weight->panels().format.grouped();
+}
+
+// ---------------------------------------------------------------- running
+
+void Program::forward(const Step& step, float* hidden) {
+    check(step);
+    const Pool::Step awake(pool_);
+    step_ = &step;
+    for (const auto& value : values_) {
+        if (value) value->reserve(step.token_count);
+    }
+    const std::int64_t last = *std::max_element(step.positions, step.positions + step.token_count);
+    for (const auto& rope : ropes_) rope->reserve(static_cast<std::size_t>(last) + 1);
+    make_tiles(step);
+    for (const auto& op : ops_) op();
+    std::memcpy(hidden, values_[head_value_]->x.data(), step.token_count * hidden_width() * sizeof(float));
+    step_ = nullptr;
+}
+
+void Program::check(const Step& step) const {
+    require(head_ && embedding_, "the program has no embedding or no head");
+    require(step.row_count > 0 && step.row_offsets[0] == 0, "a step without rows");
+    require(step.row_offsets[step.row_count] == static_cast<std::int64_t>(step.token_count), "rows do not cover the tokens");
+    const std::int64_t vocabulary = static_cast<std::int64_t>(embedding_->panels().out);
+    const std::int64_t page_size = static_cast<std::int64_t>(pages_.page_size);
+    for (std::size_t row = 0; row < step.row_count; ++row) {
+        const std::int64_t begin = step.row_offsets[row], end = step.row_offsets[row + 1];
+        require(begin < end && end <= static_cast<std::int64_t>(step.token_count), "a row without tokens");
+        for (std::int64_t i = begin; i < end; ++i) {
+            require(step.tokens[i] >= 0 && step.tokens[i] < vocabulary, "a token id is outside the vocabulary");
+            require(step.positions[i] == step.positions[begin] + (i - begin), "positions of a row are not consecutive");
+        }
+        require(step.positions[begin] >= 0 && step.positions[end - 1] / page_size < static_cast<std::int64_t>(step.table_width),
+                "a page table is too short");
+        for (std::int64_t i = 0; i <= step.positions[end - 1] / page_size; ++i) {
+            const std::int64_t page = step.page_tables[row * step.table_width + static_cast<std::size_t>(i)];
+            require(page >= 0 && page < static_cast<std::int64_t>(pages_.page_count), "a page table names no page");
+        }
+    }
+}
+
+// Chunks of inputs that stay in the cache, times chunks of panels, enough of them to keep every thread busy to the end.
+void Program::cut(const LinearTask& whole) {
+    const std::size_t rows = whole.row_end - whole.row_begin, panels = whole.panel_end - whole.panel_begin;
+    const std::size_t row_bytes = whole.in.width * (whole.weight->format.grouped() ? 1 : 4);
+    const std::size_t row_tasks = over(rows * row_bytes, std::max(kRowBytes, row_bytes));
+    const std::size_t wanted = over(pool_.threads() * kTasksPerThread, row_tasks);
+    const std::size_t panel_step = std::max<std::size_t>(2, over(over(panels, wanted), 2) * 2);
+    for (std::size_t r = 0; r < row_tasks; ++r) {
+        for (std::size_t panel = 0; panel < panels; panel += panel_step) {
+            LinearTask task = whole;
+            task.row_begin = whole.row_begin + rows * r / row_tasks;
+            task.row_end = whole.row_begin + rows * (r + 1) / row_tasks;
+            task.panel_begin = whole.panel_begin + panel;
+            task.panel_end = std::min(task.panel_begin + panel_step, whole.panel_end);
+            task.out += panel * kLanes;
+            tasks_.push_back(task);
+        }
+    }
+}
+
+void Program::run_tasks() {
+    pool_.run(tasks_.size(), [this](std::size_t index) { kernels_->linear(tasks_[index]); });
+    tasks_.clear();
+}
+
+// Later queries see more keys: they come first, so that the last tasks of a step are short.
+void Program::make_tiles(const Step& step) {
+    tiles_.clear();
+    places_.clear();
+    for (std::size_t row = 0; row < step.row_count; ++row) {
+        const std::size_t begin = static_cast<std::size_t>(step.row_offsets[row]);
+        const std::size_t end = static_cast<std::size_t>(step.row_offsets[row + 1]);
+        for (std::size_t token = begin; token < end; token += kQueryTile) {
+            tiles_.push_back({row, token, std::min(kQueryTile, end - token)});
+        }
+        for (std::size_t token = begin; token < end; ++token) {
+            const std::size_t position = static_cast<std::size_t>(step.positions[token]);
+            const std::int64_t page = step.page_tables[row * step.table_width + position / pages_.page_size];
+            places_.push_back(static_cast<std::size_t>(page) * pages_.page_size + position % pages_.page_size);
+        }
+    }
+    std::stable_sort(tiles_.begin(), tiles_.end(), [&](const Tile& a, const Tile& b) {
+        return step.positions[a.token] > step.positions[b.token];
+    });
+}
+
+void Program::write_pages(Value& k, Value& v, const Heads& heads) {
+    each_token(2 * k.width, [&](std::size_t token) {
+        for (std::size_t head = 0; head < heads.kv_heads; ++head) {
+            const std::size_t to = places_[token] * heads.head_dim, from = head * heads.head_dim;
+            std::memcpy(pages_.at(heads.layer, 0, head) + to, k.row(token) + from, heads.head_dim * sizeof(float));
+            std::memcpy(pages_.at(heads.layer, 1, head) + to, v.row(token) + from, heads.head_dim * sizeof(float));
+        }
+    });
+}
+
+void Program::run_attention(Value& out, Value& q, const Heads& heads) {
+    const std::size_t group = heads.heads / heads.kv_heads;
+    // With few tiles the heads of a group part company: both ways compute the same bits.
+    const bool together = tiles_.size() * heads.kv_heads >= pool_.threads() * kTasksPerThread;
+    const std::size_t count = together ? group : 1, splits = heads.heads / count;
+    pool_.run(tiles_.size() * splits, [&](std::size_t index) {
+        const Tile& tile = tiles_[index / splits];
+        const std::size_t head = index % splits * count, kv_head = head / group;
+        float scratch[attend_scratch(kQueryTile * 16)];
+        for (std::size_t done = 0; done < count; done += 16) {
+            const std::size_t at = (head + done) * heads.head_dim;
+            kernels_->attend({q.row(tile.token) + at, out.row(tile.token) + at, q.width, std::min<std::size_t>(16, count - done),
+                              tile.count, heads.head_dim, step_->positions[tile.token], pages_.at(heads.layer, 0, kv_head),
+                              pages_.at(heads.layer, 1, kv_head), step_->page_tables + tile.row * step_->table_width,
+                              pages_.page_size, heads.scale, heads.window, scratch});
+        }
+    });
+}
+
+// ---------------------------------------------------------------- head
+
+Rows Program::head_rows(const float* hidden, std::size_t rows) {
+    Value& input = head_input_;
+    input.reserve(rows);
+    std::memcpy(input.x.data(), hidden, rows * input.width * sizeof(float));
+    for (std::size_t row = 0; input.grouped && row < rows; ++row) {
+        const std::size_t group = row * input.width / kGroup;
+        kernels_->quantize(input.row(row), input.width, &input.codes[row * input.width], &input.scales[group],
+                           &input.sums[group]);
+    }
+    return input.rows();
+}
+
+void Program::logits(const float* hidden, std::size_t rows, float* out) {
+    if (rows == 0) return;
+    const Pool::Step awake(pool_);
+    const Panels& panels = head_->panels();
+    cut({&panels, nullptr, Gate::none, 0, panels.count(), 0, rows, head_rows(hidden, rows), out, panels.out, nullptr, false});
+    run_tasks();
+}
+
+void Program::greedy(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out) {
+    require(limit > 0 && limit <= vocab_size(), "there are no such ids");
+    if (rows == 0) return;
+    const Pool::Step awake(pool_);
+    const Rows in = head_rows(hidden, rows);
+    const Panels& panels = head_->panels();
+    const std::size_t chunks = over(limit, kHeadChannels);
+    std::vector<std::int64_t> best(chunks * rows);
+    std::vector<float> value(chunks * rows);
+    pool_.run(chunks, [&](std::size_t chunk) {
+        const std::size_t first = chunk * kHeadChannels, count = std::min(kHeadChannels, limit - first);
+        std::vector<float> logits(rows * kHeadChannels);
+        const LinearTask task{&panels, nullptr, Gate::none, first / kLanes, over(first + count, kLanes), 0, rows, in,
+                              logits.data(), kHeadChannels, nullptr, false};
+        kernels_->linear(task);
+        for (std::size_t row = 0; row < rows; ++row) {
+            const std::int64_t index = kernels_->argmax(&logits[row * kHeadChannels], count);
+            best[chunk * rows + row] = index < 0 ? -1 : index + static_cast<std::int64_t>(first);
+            value[chunk * rows + row] = index < 0 ? 0 : logits[row * kHeadChannels + static_cast<std::size_t>(index)];
+        }
+    });
+    for (std::size_t row = 0; row < rows; ++row) {
+        std::size_t winner = 0;
+        bool finite = true;
+        for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+            finite = finite && best[chunk * rows + row] >= 0;
+            if (value[chunk * rows + row] > value[winner * rows + row]) winner = chunk;
+        }
+        out[row] = finite ? best[winner * rows + row] : -1;
+    }
+}
+
+}  // namespace branchline

@@ -1,0 +1,170 @@
+// Eight lanes on AVX2, FMA and F16C. Each function gives the bits of its namesake in simd_portable.h.
+
+struct F8 {
+    __m256 v;
+};
+struct I8 {
+    __m256i v;
+};
+
+inline F8 set1(float x) { return {_mm256_set1_ps(x)}; }
+inline F8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline void store(float* p, F8 a) { _mm256_storeu_ps(p, a.v); }
+inline __m256i lanes_below(std::size_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline F8 load_part(const float* p, std::size_t count) { return {_mm256_maskload_ps(p, lanes_below(count))}; }
+inline void store_part(float* p, F8 a, std::size_t count) { _mm256_maskstore_ps(p, lanes_below(count), a.v); }
+inline __m128i load_words(const std::uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+inline F8 load_half(const std::uint8_t* p) { return {_mm256_cvtph_ps(load_words(p))}; }
+inline F8 load_bfloat(const std::uint8_t* p) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_words(p)), 16))};
+}
+
+inline F8 add(F8 a, F8 b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline F8 sub(F8 a, F8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline F8 mul(F8 a, F8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline F8 div(F8 a, F8 b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline F8 fma(F8 a, F8 b, F8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline F8 max(F8 a, F8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline F8 min(F8 a, F8 b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline F8 zero_where_less(F8 a, F8 x, F8 bound) {
+    return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, bound.v, _CMP_LT_OQ), a.v)};
+}
+inline F8 between(F8 a, int first, int last, float other) {
+    const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(index, _mm256_set1_epi32(first - 1)),
+                                        _mm256_cmpgt_epi32(_mm256_set1_epi32(last), index));
+    return {_mm256_blendv_ps(_mm256_set1_ps(other), a.v, _mm256_castsi256_ps(in))};
+}
+inline __m128 halves(F8 a) { return _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1)); }
+inline float sum(F8 a) {
+    const __m128 four = halves(a);
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline float peak(F8 a) {
+    float v[8], out;
+    _mm256_storeu_ps(v, a.v);
+    out = v[0];
+    for (int i = 1; i < 8; ++i) out = v[i] > out ? v[i] : out;
+    return out;
+}
+// (0 + 2) + (1 + 3) of four vectors of four, transposed on the way.
+inline __m128 sums_of_four(__m128 a, __m128 b, __m128 c, __m128 d) {
+    const __m128 ab_low = _mm_unpacklo_ps(a, b), ab_high = _mm_unpackhi_ps(a, b);  // a0 b0 a1 b1 | a2 b2 a3 b3
+    const __m128 cd_low = _mm_unpacklo_ps(c, d), cd_high = _mm_unpackhi_ps(c, d);
+    const __m128 ab = _mm_add_ps(ab_low, ab_high), cd = _mm_add_ps(cd_low, cd_high);  // a02 b02 a13 b13
+    return _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+}
+inline F8 sums(const F8 (&a)[8]) {
+    return {_mm256_set_m128(sums_of_four(halves(a[4]), halves(a[5]), halves(a[6]), halves(a[7])),
+                            sums_of_four(halves(a[0]), halves(a[1]), halves(a[2]), halves(a[3])))};
+}
+inline F8 to_float(I8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
+inline F8 scale_by_power(F8 a, F8 n) {
+    const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(n.v), _mm256_set1_epi32(127)), 23);
+    return {_mm256_mul_ps(a.v, _mm256_castsi256_ps(bits))};
+}
+
+inline std::uint32_t magnitude_bits(const float* x) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+    __m256i largest = _mm256_setzero_si256();
+    for (std::size_t i = 0; i < kGroup; i += 8) {
+        const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(x + i));
+        largest = _mm256_max_epi32(largest, _mm256_and_si256(bits, mask));
+    }
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
+}
+inline std::int32_t round_group(const float* x, float factor, std::int8_t* codes) {
+    const __m256 by = _mm256_set1_ps(factor);
+    const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), by));
+    const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), by));
+    const __m256i c = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16), by));
+    const __m256i d = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 24), by));
+    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    const __m256i in_order = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), in_order);
+    const __m256i total = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    return _mm_cvtsi128_si32(four);
+}
+inline bool all_finite(F8 a) {
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    const __m256i same = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(a.v), exponent), exponent);
+    return _mm256_testz_si256(same, same);
+}
+
+inline __m256i load_bytes(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline __m256i repeat_four(const std::int8_t* p) {
+    std::int32_t bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    return _mm256_set1_epi32(bytes);
+}
+
+// Keeps a sum in its register: left alone, compilers reorder integer sums and spill every product.
+inline void pin(__m256i& sum) { __asm__("" : "+x"(sum)); }
+
+// Unsigned 4-bit times signed bytes: sums of pairs stay below 3,810, of eight of them below 30,480, so 16 bits hold a group.
+template <int R>
+inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* const (&a)[R], I8 (&dot)[R][2]) {
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i total[R][2];
+    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
+    const auto add_products = [&](__m256i code0, __m256i code1, int input) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const __m256i four = repeat_four(a[r] + input);
+            total[r][0] = _mm256_add_epi16(total[r][0], _mm256_maddubs_epi16(code0, four));
+            total[r][1] = _mm256_add_epi16(total[r][1], _mm256_maddubs_epi16(code1, four));
+            pin(total[r][0]);
+            pin(total[r][1]);
+        }
+    };
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        const __m256i both0 = load_bytes(w0 + 32 * j), both1 = load_bytes(w1 + 32 * j);
+        add_products(_mm256_and_si256(both0, low), _mm256_and_si256(both1, low), 4 * j);
+        add_products(_mm256_and_si256(_mm256_srli_epi16(both0, 4), low), _mm256_and_si256(_mm256_srli_epi16(both1, 4), low),
+                     16 + 4 * j);
+    }
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        dot[r][0].v = _mm256_madd_epi16(total[r][0], ones);
+        dot[r][1].v = _mm256_madd_epi16(total[r][1], ones);
+    }
+}
+
+// Signed times signed: |w| * (sign(w) a). Sums of pairs stay below 128 * 127 * 2 = 32,512.
+template <int R>
+inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* const (&a)[R], int begin, int end,
+                   I8 (&dot)[R][2]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i total[R][2];
+    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int j = 4 * begin; j < 4 * end; ++j) {
+        const __m256i code0 = load_bytes(w0 + 32 * j), code1 = load_bytes(w1 + 32 * j);
+        const __m256i size0 = _mm256_abs_epi8(code0), size1 = _mm256_abs_epi8(code1);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const __m256i four = repeat_four(a[r] + 4 * j);
+            const __m256i p0 = _mm256_maddubs_epi16(size0, _mm256_sign_epi8(four, code0));
+            const __m256i p1 = _mm256_maddubs_epi16(size1, _mm256_sign_epi8(four, code1));
+            total[r][0] = _mm256_add_epi32(total[r][0], _mm256_madd_epi16(p0, ones));
+            total[r][1] = _mm256_add_epi32(total[r][1], _mm256_madd_epi16(p1, ones));
+            pin(total[r][0]);
+            pin(total[r][1]);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        dot[r][0].v = total[r][0];
+        dot[r][1].v = total[r][1];
+    }
+}

@@ -1,0 +1,1 @@
+"""The proof as a command: ``python -m tests.schedules --help``."""

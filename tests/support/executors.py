@@ -1,0 +1,29 @@
+"""Every executor that this installation and this processor can run, by name, for suites that must hold for all of them."""
+
+from branchline.memory.kv import KvPool
+from branchline.models.quants import dequantize
+from branchline.models.registry import build_graph
+from branchline.models.repack import repack
+from branchline.ops.native import NativeExecutor, usable_isas
+from branchline.ops.reference import ReferenceExecutor
+
+NATIVE = tuple(f"native-{isa}" for isa in usable_isas())
+EXECUTORS = ("reference", *NATIVE)
+BEST = ("reference", *NATIVE[:1])
+"""The reference and the executor that an engine would choose."""
+
+
+def make_executor(name, graph, checkpoint, pool, threads=2):
+    def floats(weight):
+        return dequantize(checkpoint.tensor(weight))
+
+    if name == "reference":
+        return ReferenceExecutor(graph, floats, pool)
+    isa = name.removeprefix("native-")
+    return NativeExecutor(graph, lambda weight: repack(checkpoint.tensor(weight)), floats, pool, threads=threads, isa=isa)
+
+
+def executor_with_pool(name, checkpoint, *, page_size, page_count, threads=2):
+    graph = build_graph(checkpoint.config, checkpoint.names)
+    shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
+    return make_executor(name, graph, checkpoint, KvPool(**shape, page_size=page_size, page_count=page_count), threads)
