@@ -38,6 +38,9 @@ from branchline.sim.workload import Workload
 
 FILE_KIND = "branchline-simulation-1"
 MAX_RUNS = 64
+LONGEST_LINE = 4096
+"""Requests that may wait unless a limit is asked for. More than a server allows, since refusals flatter the figures of those
+who are let in; but a line that is longer still says only that the engine is overloaded, and it takes time to sort."""
 ENGINE_OPTIONS = (
     "page_size", "max_running", "max_queued", "max_queued_tokens", "max_step_tokens", "max_chunk_tokens", "policy",
     "overtake_tokens", "preemption_gap", "policy_seed", "eviction", "waiting_timeout_s", "running_timeout_s",
@@ -109,8 +112,7 @@ def run_setting(setting: Setting, workload: Workload, file: LatencyFile) -> Simu
 
 def _settings(options: argparse.Namespace, workload: Workload, file: LatencyFile) -> Iterator[Setting]:
     """One for each combination of swept values."""
-    # Everybody may wait, unless a limit is asked for: refusals would flatter the figures of those who are let in.
-    engine = {"page_size": file.page_size, "max_queued": len(workload)} | engine_settings(options)
+    engine = {"page_size": file.page_size, "max_queued": min(len(workload), LONGEST_LINE)} | engine_settings(options)
     base = EngineConfig(**engine | {"pages": read_pages(options.pages, file)})
     sweeps = [_sweep(words, file) for words in options.sweep]
     combinations = list(itertools.product(*sweeps))
@@ -178,7 +180,7 @@ def _words(value: Any) -> str:
 Figure = tuple[str, Callable[[Summary], str]]
 
 FIGURES: tuple[Figure, ...] = (
-    ("requests", lambda s: ", ".join(f"{count:,} {reason}" for reason, count in s.finished.items())),
+    ("ended by", lambda s: ", ".join(f"{reason} {count:,}" for reason, count in s.finished.items())),
     ("prompt tokens", lambda s: f"{s.prompt_tokens:,}, of which {s.hit_rate:.2%} came from the cache"),
     ("output tokens", lambda s: f"{s.output_tokens:,}, {s.output_tokens_per_s:,.1f} a second"),
     ("time to first token", lambda s: _spread(s.ttft_ms)),
@@ -263,9 +265,9 @@ def _spread(spread: Spread) -> str:
 
 
 def _ms(value: float) -> str:
-    """Three digits are enough for people."""
+    """Three digits or so are enough for people."""
     if value >= 10_000:
-        return f"{value / 1000:,.1f} s"
+        return f"{value / 1000:,.1f} s" if value < 1_000_000 else f"{value / 1000:,.0f} s"
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 

@@ -98,7 +98,6 @@ def draw_latency(results: Results) -> Figure:
         axis.set_ylim(low, high)
     _percentiles(last, results, lambda r: r.tpot_ns, None)
     last.set(title="Time per output token")
-    firsts[0].set(ylabel="ms")
     _legend(figure, firsts[0], results)
     return figure
 
@@ -148,7 +147,7 @@ def _percentiles(axis: Axes, results: Results, value: Callable[[RequestRecord], 
     axis.xaxis.set_major_locator(FixedLocator([1, 2, 10, 100, 1000, 10_000]))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * (1 - 1 / x):.4g}"))
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms:,.0f}" if ms >= 1 else f"{ms:g}"))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: f"{ms / 1000:,.10g} s" if ms >= 1000 else f"{ms:g} ms"))
     for side in (axis.xaxis, axis.yaxis):
         side.set_minor_locator(NullLocator())
 

@@ -38,7 +38,7 @@ def test_a_trace_is_simulated_and_told_in_a_table(capsys):
     assert err == ""
     assert "mooncake_60.jsonl: 60 requests" in out
     assert "a block of 512 is 16 tokens" in out
-    assert "60 length" in out
+    assert "length 60" in out
     assert "time to first token" in out
 
 
