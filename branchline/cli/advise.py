@@ -1,7 +1,7 @@
 """`branchline advise`: settings for the traffic of a trace, found in virtual time, and what limits the engine first."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -109,18 +109,19 @@ def sentences(goal: Goal, advice: Advice) -> list[str]:
         edge = f"The engine keeps up: {within} until they come {advice.headroom:.2g} times as fast as now."
     else:
         edge = f"The engine does not keep up: {within} only if they come at {advice.headroom:.0%} of the present rate."
-    best = advice.reliefs[0]
     found = [edge, f"The first bottleneck is the {advice.bottleneck}."]
-    found += [
-        f"Twice the {relief.name} would {_gain(relief.gain)} the mean time from arrival to end at that point."
-        for relief in advice.reliefs
-    ]
-    if advice.bottleneck == "speed of the worker" and best.name == "speed of the worker":
-        found.append("No setting helps much then: a faster machine, a smaller model or more replicas would.")
+    idle = [relief.name for relief in advice.reliefs if abs(relief.gain) < WORTH_IT]
+    for relief in advice.reliefs:
+        if relief.name not in idle:
+            change = f"save {relief.gain:.0%} of" if relief.gain > 0 else f"add {-relief.gain:.0%} to"
+            found.append(f"Twice the {relief.name} would {change} the mean time from arrival to end at that point.")
+    if idle:
+        found.append(f"Twice the {_either(idle)} would make hardly any difference there.")
+    if advice.bottleneck == advice.reliefs[0].name == "speed of the worker":
+        found.append("A faster machine, a smaller model or more replicas would help, other settings would not.")
     return found
 
 
-def _gain(gain: float) -> str:
-    if abs(gain) < WORTH_IT:
-        return "hardly change"
-    return f"save {gain:.0%} of" if gain > 0 else f"add {-gain:.0%} to"
+def _either(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last

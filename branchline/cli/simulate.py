@@ -226,7 +226,7 @@ def _show(
 
 
 def _one(result: SimulationResult) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2))
+    table = Table(show_header=False, box=None, padding=(0, 1))
     for name, show in FIGURES:
         table.add_row(f"[bold]{name}[/]", show(result.summary))
     for group, spread in by_group(result.requests).items():
@@ -266,9 +266,10 @@ def _spread(spread: Spread) -> str:
 
 def _ms(value: float) -> str:
     """Three digits or so are enough for people."""
-    if value >= 10_000:
-        return f"{value / 1000:,.1f} s" if value < 1_000_000 else f"{value / 1000:,.0f} s"
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+    if value >= 1000:
+        seconds = value / 1000
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 # ---------------------------------------------------------------- files

@@ -10,7 +10,10 @@ import pytest
 
 from tests.support.server import Server
 
-WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family", "student", "group", "country", "problem"]
+WORDS = [
+    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family",
+    "student", "group", "country", "problem",
+]  # fmt: skip
 
 
 def words(count: int, seed: int) -> str:
