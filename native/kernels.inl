@@ -156,6 +156,7 @@ template <bool Four, bool Half, bool Minima, int Splits>
 struct Grouped {
     static constexpr std::size_t kCodes = Four ? 128 : 256;
     static constexpr std::size_t kScales = kLanes * (Half ? 2 : 4);
+    static constexpr std::size_t kBytes = kCodes + (Splits + Minima) * kScales;
 
     template <int R>
     static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, F8 (&acc)[R][2]) {
@@ -194,8 +195,8 @@ struct Grouped {
                 }
             }
             for (int r = 0; r < R; ++r) codes[r] += kGroup;
-            w0 += kCodes + (Splits + Minima) * kScales;
-            w1 += kCodes + (Splits + Minima) * kScales;
+            w0 += kBytes;
+            w1 += kBytes;
         }
     }
 };

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(console: Console, workload: Workload, file: LatencyFile, config: EngineConfig, goal: Goal, advice: Advice) -> None:
     note = f" ({workload.note})" if workload.note else ""
     console.print(f"[bold]{workload.name}[/]: {len(workload):,} requests in {workload.span_ns / 1e9:,.1f} s{note}")
-    console.print(f"speed of {file.model} on {file.machine}, off by {file.error.held_out_mean:.1%} on average\n")
+    console.print(f"speed of {file.words}\n")
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in advice.settings.items())
     console.print(f"[bold]Recommended:[/] branchline serve {flags}")
     console.print(_table(config, goal, advice))

@@ -22,6 +22,9 @@ from branchline.sim.replay import Replay
 from branchline.wire.inproc import InprocInbox, InprocOutbox
 
 DEFAULT_SECONDS = 60.0
+DUBIOUS_ERROR = 0.25
+"""Mean error beyond which it is more likely that something disturbed the measurement than that steps are so irregular."""
+CALIBRATED = ("threads", "executor", "isa", "context_length", "page_size", "pages", "max_running", "max_step_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--journal", dest="journal_read", type=Path, metavar="DIR", help="fit to the steps of a journal instead of measuring"
     )
-    add_engine_options(parser, only=("threads", "context_length", "page_size", "pages", "max_running", "max_step_tokens"))
+    add_engine_options(parser, only=CALIBRATED)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,9 +60,8 @@ def run(options: argparse.Namespace) -> int:
         end_progress()
     fitted = fit(samples)
     path = options.output or latency_path(environment.cache_dir, engine.facts.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
     describe(engine, fitted, len(samples)).save(path)
-    _show(Console(highlight=False), engine.facts.name, fitted, len(samples), path)
+    _show(Console(highlight=False, soft_wrap=True), engine.facts.name, fitted, len(samples), path)
     return 0
 
 
@@ -67,9 +69,8 @@ def _from_journal(directory: Path, output: Path | None) -> int:
     """A journal tells how long steps took under the traffic of then."""
     file = latency_file(Replay.of(directory))
     path = output or latency_path(Environment.read().cache_dir, file.model)
-    path.parent.mkdir(parents=True, exist_ok=True)
     file.save(path)
-    _show(Console(highlight=False), file.model, Fit(file.latency, file.error), file.samples, path)
+    _show(Console(highlight=False, soft_wrap=True), file.model, Fit(file.latency, file.error), file.samples, path)
     return 0
 
 
@@ -79,7 +80,7 @@ def describe(engine: Engine, fitted: Fit, samples: int) -> LatencyFile:
     return LatencyFile(
         model=engine.facts.name,
         executor=engine.facts.executor,
-        machine=f"{machine.cpu_model}, {config.threads} threads",
+        machine=f"{machine.cpu_model}, {config.threads} thread{'' if config.threads == 1 else 's'}",
         measured=f"{day}, branchline calibrate",
         samples=samples,
         page_size=config.page_size,
@@ -114,6 +115,8 @@ def _show(console: Console, name: str, fitted: Fit, samples: int, path: Path) ->
         console.print(f"  {value / 1e6:12.6f} ms  {words}")
     console.print(
         f"Predictions are off by {error.mean:.1%} on average and by less than {error.p95:.1%} in 95 of 100 steps; on steps "
-        f"that the fit did not see by {error.held_out_mean:.1%} and {error.held_out_p95:.1%} ({samples} kinds of step)."
+        f"that the fit did not see by {error.held_out_mean:.1%} and {error.held_out_p95:.1%} ({samples:,} samples)."
     )
+    if error.held_out_mean > DUBIOUS_ERROR:
+        console.print("[yellow]That is a lot: was the machine busy with something else? Measure again, or for longer.[/]")
     console.print(f"Written to {path}")

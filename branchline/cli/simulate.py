@@ -216,7 +216,7 @@ def _show(
 ) -> None:
     note = f" ({workload.note})" if workload.note else ""
     console.print(f"[bold]{workload.name}[/]: {len(workload):,} requests in {workload.span_ns / 1e9:,.1f} s{note}")
-    console.print(f"speed of {file.model} on {file.machine}, off by {file.error.held_out_mean:.1%} on average")
+    console.print(f"speed of {file.words}")
     if len(results) == 1:
         console.print(_one(results[0]))
         return

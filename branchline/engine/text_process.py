@@ -110,11 +110,11 @@ def build_service(settings: TextSettings, facts: ModelFacts) -> MakeService:
     from branchline.text.process import TextService
 
     checkpoint = open_checkpoint(settings.model, settings.cache_dir, _say_nothing)
-    template = None if settings.chat_template is None else _read_template(settings.chat_template)
+    template = None if settings.chat_template is None else read_template(settings.chat_template)
     return partial(TextService, build_text_side(checkpoint, facts, template=template))
 
 
-def _read_template(path: str) -> str:
+def read_template(path: str) -> str:
     """Raises ConfigError if the file cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ instruction set changes a bit of it.
 Knows: how a graph becomes a native program. Refuses to know: kernels (``native/``), file formats.
 """
 
+import importlib
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
@@ -38,10 +39,9 @@ from branchline.ops.packed import Groups, MatrixSource, PackedWeight, VectorSour
 def kernels() -> ModuleType | str:
     """The extension module, or a sentence that says why there is none."""
     try:
-        from branchline import _native
+        return importlib.import_module("branchline._native")  # by name: the module may not have been built
     except ImportError as error:
         return str(error)
-    return _native
 
 
 def usable_isas() -> tuple[str, ...]:

@@ -115,11 +115,7 @@ class Adviser:
         self._known: dict[tuple[EngineConfig, float, float], _Verdict] = {}
 
     def advise(self, config: EngineConfig) -> Advice:
-        """Start from ``config``, never with more pages than it has.
-
-        Raises:
-            ConfigError: ``config`` names something that does not exist.
-        """
+        """Start from ``config``, never with more pages than it has."""
         config = settle(config, self._workload)
         before = self._try(config)
         best = self._search(before)

@@ -27,7 +27,7 @@ def simulate_fleet(
     """Every request of ``workload`` through one of ``replicas`` equal engines.
 
     Raises:
-        ConfigError: a setting names something that does not exist.
+        ConfigError: there is no such routing, or no replica.
     """
     if routing not in ROUTING:
         raise ConfigError(f"there is no routing {routing!r}; choose one of {', '.join(ROUTING)}")

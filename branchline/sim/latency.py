@@ -119,9 +119,16 @@ class LatencyFile(msgspec.Struct, frozen=True, kw_only=True):
     def save(self, path: Path) -> None:
         """Raises ConfigError: the file cannot be written."""
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
         except OSError as error:
             raise ConfigError(f"the latency file {path} cannot be written: {error.strerror}") from None
+
+    @property
+    def words(self) -> str:
+        """What was measured, in one line."""
+        error = f"predictions are off by {self.error.held_out_mean:.1%} on average"
+        return f"{self.model} on {self.machine}, {self.executor}; {error}"
 
     @classmethod
     def load(cls, path: Path) -> "LatencyFile":

@@ -109,7 +109,7 @@ def draw_timeline(name: str, result: SimulationResult) -> Figure:
     rates = [np.array(column) / line.bucket_s for column in (line.decode_tokens, line.prefill_tokens)]
     tokens.stackplot(times, *rates, colors=(DECODE, PREFILL), labels=("decode", "prefill"), alpha=0.85, linewidth=0)
     tokens.set(title=f"Tokens computed per second{f' ({name})' if name else ''}", ylim=(0, None))
-    tokens.legend(loc="upper right", ncols=2)
+    tokens.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, ncols=2)
     busy.fill_between(times, line.busy, step="mid", color=BUSY, alpha=0.25, linewidth=0)
     busy.step(times, line.busy, where="mid", color=BUSY, linewidth=1.2)
     busy.set(title="Share of the time in which workers computed", ylim=(0, 1.02), xlabel="time (s)")

@@ -43,11 +43,7 @@ class SimulationResult:
 def simulate(
     config: EngineConfig, workload: Workload, latency: Durations, observers: Sequence[Observer] = ()
 ) -> SimulationResult:
-    """Every request of ``workload`` through one engine, to its end.
-
-    Raises:
-        ConfigError: a setting names something that does not exist.
-    """
+    """Every request of ``workload`` through one engine, to its end."""
     config = settle(config, workload)
     diary = Diary()
     engine = SimulatedEngine(config, latency, hear=diary.hear, after_turn=diary.photograph, observers=(diary, *observers))

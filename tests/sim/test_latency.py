@@ -109,8 +109,9 @@ def test_a_file_comes_back_as_it_was(tmp_path):
 def test_a_file_that_cannot_be_read_or_written_is_said_so(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.json cannot be read"):
         LatencyFile.load(tmp_path / "nowhere.json")
+    (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        make_file().save(tmp_path / "nowhere" / "latency.json")
+        make_file().save(tmp_path / "file" / "latency.json")
 
 
 @pytest.mark.parametrize("change", [{"kind": "other"}, {"latency": {"fixed_ns": -1}}, {"samples": "many"}, {"error": None}])
