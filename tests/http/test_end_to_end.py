@@ -199,7 +199,7 @@ def test_sixty_four_at_once_with_random_aborts_leave_nothing_behind(server):
     assert outcomes.count("aborted") > 10
     at_rest(server)
     assert server.admin("/flush_cache").status_code == 200
-    metrics = at_rest(server)
+    metrics = server.wait_for(lambda m: m['branchline_pages{state="tree"}'] == 0)  # the next heartbeat tells
     assert metrics['branchline_pages{state="free"}'] == metrics["branchline_pages_capacity"] == 1024
 
 

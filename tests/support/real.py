@@ -13,7 +13,7 @@ from branchline.wire.messages import Submit
 from branchline.worker.runner import LocalWorker
 from tests.support.harness import ListOutbox
 
-MOST_RETRACTIONS = 8
+MOST_RETRACTIONS = 6
 """Then there are no more: a prompt that needs more steps than it is given between two of them would never end."""
 
 

@@ -46,7 +46,7 @@ class EngineConfig:
     """Most tokens one request may prefill in a step; ``None``: whatever the budget leaves."""
     policy: str = "hrrn"
     """Order of the queue: one of POLICY_NAMES."""
-    overtake_tokens: int = 1024
+    overtake_tokens: int = 4096
     """``hrrn``: work for later arrivals, in tokens, after which nobody may overtake a waiting request any more."""
     preemption_gap: int = 10
     """``priority``: running work gives way to a waiting request whose priority is higher by more than this."""
