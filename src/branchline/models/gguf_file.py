@@ -21,6 +21,7 @@ import numpy as np
 from branchline.base.errors import ModelError
 from branchline.models.checkpoint import Tensor
 from branchline.models.facts import Facts, clip
+from branchline.models.mapped import map_file
 from branchline.models.quants import KINDS
 
 MAX_LIST_ITEMS = 1 << 24
@@ -58,11 +59,7 @@ def read_gguf(path: str) -> GgufFile:
         ModelError: the file is not a sound GGUF file; the message does not name the file.
         OSError: it cannot be opened.
     """
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        if size < 24:
-            raise ModelError("this is not a GGUF file: it is too short")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = map_file(path, least_bytes=24, kind="GGUF")
     cursor = _Cursor(data)
     tensor_count, entry_count = _preamble(cursor)
     metadata = dict(_entries(cursor, entry_count))

@@ -16,6 +16,7 @@ import numpy as np
 from branchline.base.errors import ModelError
 from branchline.models.checkpoint import Tensor
 from branchline.models.facts import clip
+from branchline.models.mapped import map_file
 from branchline.models.quants import KINDS
 
 MAX_HEADER_BYTES = 100_000_000
@@ -43,11 +44,8 @@ def read_safetensors(path: str) -> SafetensorsFile:
         ModelError: the file is not a sound safetensors file; the message does not name the file.
         OSError: it cannot be opened.
     """
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        if size < 10:
-            raise ModelError("this is not a safetensors file: it is too short")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = map_file(path, least_bytes=10, kind="safetensors")
+    size = len(data)
     length = struct.unpack_from("<Q", data)[0]
     if length > min(MAX_HEADER_BYTES, size - 8):
         raise ModelError(f"the file is truncated or damaged: its header should be {length} bytes long")
