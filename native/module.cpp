@@ -1,6 +1,7 @@
 // What Python sees: matrices that are filled once, and a program that runs steps without the interpreter's lock.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -260,6 +261,7 @@ NB_MODULE(_native, module) {
         .def("forward", &forward, "tokens"_a, "positions"_a, "row_offsets"_a, "page_tables"_a)
         .def("logits", &logits, "hidden"_a)
         .def("greedy", &greedy, "hidden"_a, "limit"_a)
+        .def("take_times", [](Model& model) { return model.program.take_times(); })
         .def_prop_ro("isa", [](const Model& model) { return std::string(model.program.isa()); });
 }
 

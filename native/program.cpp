@@ -1,9 +1,11 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace branchline {
 namespace {
@@ -45,6 +47,8 @@ Program::Value& Program::define(std::size_t index, std::size_t width) {
     return value;
 }
 
+void Program::add_op(const char* kind, std::function<void()> run) { ops_.push_back({kind, std::move(run)}); }
+
 // Small steps are done by the caller alone: for them a barrier is the greater cost.
 template <class Visit>
 void Program::each_token(std::size_t numbers_per_token, Visit visit) {
@@ -64,7 +68,7 @@ void Program::need_groups(std::size_t index, const Matrix& weight) {
     require(value.width == weight.panels().in, "a matrix has not as many inputs as its operand is wide");
     if (!weight.panels().format.grouped() || value.fresh) return;
     value.grouped = value.fresh = true;
-    ops_.emplace_back([this, &value] {
+    add_op("Quantize", [this, &value] {
         each_token(value.width, [&](std::size_t token) {
             const std::size_t group = token * value.width / kGroup;
             kernels_->quantize(value.row(token), value.width, &value.codes[token * value.width], &value.scales[group],
@@ -76,7 +80,7 @@ void Program::need_groups(std::size_t index, const Matrix& weight) {
 void Program::embed(std::size_t out, std::shared_ptr<Matrix> table) {
     Value& value = define(out, table->panels().in);
     embedding_ = table;
-    ops_.emplace_back([this, &value, table] {
+    add_op("Embed", [this, &value, table] {
         each_token(value.width * 4, [&](std::size_t token) {
             table->read(static_cast<std::size_t>(step_->tokens[token]), value.row(token));
         });
@@ -87,7 +91,7 @@ void Program::norm(std::size_t out, std::size_t x, std::vector<float> weight, st
     Value& from = *values_.at(x);
     Value& to = define(out, from.width);
     require(width > 0 && from.width % width == 0 && weight.size() == width, "a norm does not fit its operand");
-    ops_.emplace_back([this, &from, &to, weight = std::move(weight), width, eps] {
+    add_op("Norm", [this, &from, &to, weight = std::move(weight), width, eps] {
         each_token(to.width, [&](std::size_t token) {
             kernels_->norm(from.row(token), weight.data(), from.width, width, eps, to.row(token));
         });
@@ -103,7 +107,7 @@ void Program::linear(std::size_t x, std::vector<Part> parts) {
         define(part.out, out);
     }
     Value& from = *values_.at(x);
-    ops_.emplace_back([this, &from, parts = std::move(parts)] {
+    add_op("Linear", [this, &from, parts = std::move(parts)] {
         for (const Part& part : parts) {
             Value& to = *values_[part.out];
             const Panels& panels = part.weight->panels();
@@ -122,7 +126,7 @@ void Program::gated_linear(std::size_t out, std::size_t x, std::shared_ptr<Matri
     need_groups(x, *up);
     Value& from = *values_.at(x);
     Value& to = define(out, gate->panels().out);
-    ops_.emplace_back([this, &from, &to, gate, up, kind] {
+    add_op("GatedLinear", [this, &from, &to, gate, up, kind] {
         const Panels& panels = gate->panels();
         cut({&panels, &up->panels(), kind, 0, panels.count(), 0, step_->token_count, from.rows(), to.x.data(), to.width,
              nullptr, false});
@@ -141,7 +145,7 @@ void Program::rotate(std::size_t out, std::size_t x, const Turns& turns) {
         if (other.frequencies == turns.frequencies && other.magnitude == turns.magnitude) table = known.get();
     }
     if (!table) table = ropes_.emplace_back(std::make_unique<RopeTable>(RopeTable{turns, {}, {}})).get();
-    ops_.emplace_back([this, &from, &to, table, half, head_dim = turns.head_dim, interleaved = turns.interleaved] {
+    add_op("Rope", [this, &from, &to, table, half, head_dim = turns.head_dim, interleaved = turns.interleaved] {
         each_token(to.width, [&](std::size_t token) {
             const std::size_t at = static_cast<std::size_t>(step_->positions[token]) * half;
             kernels_->rotate(from.row(token), table->cos.data() + at, table->sin.data() + at, from.width, head_dim, half,
@@ -173,7 +177,7 @@ void Program::attend(std::size_t out, std::size_t q, std::size_t k, std::size_t 
             "attention does not fit its operands");
     require(out != q, "attention cannot overwrite its queries");
     Value& to = define(out, queries.width);
-    ops_.emplace_back([this, &queries, &keys, &values, &to, heads] {
+    add_op("PagedAttention", [this, &queries, &keys, &values, &to, heads] {
         write_pages(keys, values, heads);
         run_attention(to, queries, heads);
     });
@@ -183,7 +187,7 @@ void Program::gate(std::size_t out, std::size_t gate, std::size_t up, Gate kind)
     Value &a = *values_.at(gate), &b = *values_.at(up);
     require(a.width == b.width, "gate and up are not equally wide");
     Value& to = define(out, a.width);
-    ops_.emplace_back([this, &a, &b, &to, kind] {
+    add_op("GatedActivation", [this, &a, &b, &to, kind] {
         each_token(to.width * 4, [&](std::size_t token) {
             kernels_->gate(kind, a.row(token), b.row(token), to.width, to.row(token));
         });
@@ -194,7 +198,7 @@ void Program::add(std::size_t out, std::size_t a, std::size_t b) {
     Value &left = *values_.at(a), &right = *values_.at(b);
     require(left.width == right.width, "summands are not equally wide");
     Value& to = define(out, left.width);
-    ops_.emplace_back([this, &left, &right, &to] {
+    add_op("Add", [this, &left, &right, &to] {
         each_token(to.width, [&](std::size_t token) {
             kernels_->add(left.row(token), right.row(token), to.width, to.row(token));
         });
@@ -211,6 +215,19 @@ void Program::head(std::size_t x, std::shared_ptr<Matrix> weight) {
 
 // ---------------------------------------------------------------- running
 
+template <class Run>
+void Program::timed(const char* kind, const Run& run) {
+    if (!watched_) return run();
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    taken_ns_[kind] += std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::map<std::string, double> Program::take_times() {
+    watched_ = true;
+    return std::exchange(taken_ns_, {});
+}
+
 void Program::forward(const Step& step, float* hidden) {
     check(step);
     const Pool::Step awake(pool_);
@@ -221,7 +238,7 @@ void Program::forward(const Step& step, float* hidden) {
     const std::int64_t last = *std::max_element(step.positions, step.positions + step.token_count);
     for (const auto& rope : ropes_) rope->reserve(static_cast<std::size_t>(last) + 1);
     make_tiles(step);
-    for (const auto& op : ops_) op();
+    for (const Op& op : ops_) timed(op.kind, op.run);
     std::memcpy(hidden, values_[head_value_]->x.data(), step.token_count * hidden_width() * sizeof(float));
     step_ = nullptr;
 }
@@ -341,14 +358,20 @@ void Program::logits(const float* hidden, std::size_t rows, float* out) {
     if (rows == 0) return;
     const Pool::Step awake(pool_);
     const Panels& panels = head_->panels();
-    cut({&panels, nullptr, Gate::none, 0, panels.count(), 0, rows, head_rows(hidden, rows), out, panels.out, nullptr, false});
-    run_tasks();
+    timed("Logits", [&] {
+        cut({&panels, nullptr, Gate::none, 0, panels.count(), 0, rows, head_rows(hidden, rows), out, panels.out, nullptr, false});
+        run_tasks();
+    });
 }
 
 void Program::greedy(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out) {
     require(limit > 0 && limit <= vocab_size(), "there are no such ids");
     if (rows == 0) return;
     const Pool::Step awake(pool_);
+    timed("Logits", [&] { choose(hidden, rows, limit, out); });
+}
+
+void Program::choose(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out) {
     const Rows in = head_rows(hidden, rows);
     const Panels& panels = head_->panels();
     const std::size_t chunks = over(limit, kHeadChannels);

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels.h"
@@ -76,6 +78,9 @@ public:
     // The lowest id of the largest logit among ids below `limit`; -1 where one of them is not finite.
     void greedy(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out);
 
+    // Nanoseconds since the last call, by kind of operator; the first call begins to watch.
+    std::map<std::string, double> take_times();
+
     std::size_t hidden_width() const { return head_->panels().in; }
     std::size_t vocab_size() const { return head_->panels().out; }
     const char* isa() const { return kernels_->name; }
@@ -103,6 +108,15 @@ private:
         void reserve(std::size_t positions);
     };
 
+    struct Op {
+        const char* kind;
+        std::function<void()> run;
+    };
+
+    void add_op(const char* kind, std::function<void()> run);
+    template <class Run>
+    void timed(const char* kind, const Run& run);
+    void choose(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out);
     Value& define(std::size_t index, std::size_t width);
     void need_groups(std::size_t index, const Matrix& weight);
     template <class Visit>
@@ -119,7 +133,9 @@ private:
     const Kernels* kernels_;
     std::vector<std::unique_ptr<Value>> values_;
     std::vector<std::unique_ptr<RopeTable>> ropes_;
-    std::vector<std::function<void()>> ops_;
+    std::vector<Op> ops_;
+    bool watched_ = false;
+    std::map<std::string, double> taken_ns_;
     std::shared_ptr<Matrix> embedding_, head_;
     std::size_t head_value_ = 0;
     Value head_input_;

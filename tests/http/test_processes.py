@@ -14,6 +14,8 @@ import pytest
 from tests.support.server import Server, gone
 
 LIMIT_S = 3.0
+LONG = 150
+"""Tokens of a request that outlives several heartbeats: what the metrics say of it is at most one heartbeat old."""
 
 
 def wait_until(condition, timeout_s: float = LIMIT_S) -> None:
@@ -65,7 +67,7 @@ def test_sigterm_lets_running_requests_finish(server):
     answers = []
 
     def ask():
-        answers.append(server.post("/v1/completions", prompt="Hello", max_tokens=20, ignore_eos=True))
+        answers.append(server.post("/v1/completions", prompt="Hello", max_tokens=LONG, ignore_eos=True))
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -73,7 +75,7 @@ def test_sigterm_lets_running_requests_finish(server):
     server.process.terminate()
     thread.join(60)
     assert answers[0].status_code == 200
-    assert answers[0].json()["usage"]["completion_tokens"] == 20
+    assert answers[0].json()["usage"]["completion_tokens"] == LONG
     assert server.process.wait(10) == 0
 
 

@@ -31,7 +31,10 @@ from branchline.models.config import ModelConfig
 from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
 from branchline.models.shapes import weight_shapes
+from branchline.models.repack import repack
+from branchline.ops.batch import Executor
 from branchline.ops.graph import Graph, Linear, Logits, PagedAttention
+from branchline.ops.native import NativeExecutor, usable_isas
 from branchline.ops.reference import JoinedLinear, ReferenceExecutor
 from branchline.worker.runner import LocalWorker
 
@@ -108,25 +111,59 @@ class ProfiledReference(ReferenceExecutor):
 
 
 def make_reference(checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool) -> Subject:
+    graph, pool = _graph_and_pool(checkpoint, pages)
+    kind = ProfiledReference if is_profiled else ReferenceExecutor
+    executor = kind(graph, lambda name: dequantize(checkpoint.tensor(name)), pool)
+    take = executor.take_op_times if isinstance(executor, ProfiledReference) else dict
+    size = model_size(checkpoint.config, graph, weight_bytes=FLOAT32_BYTES, kv_bytes=FLOAT32_BYTES)
+    return _subject("reference (numpy, float32)", executor, checkpoint, threads, size, take)
+
+
+def make_native(checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool) -> Subject:
+    graph, pool = _graph_and_pool(checkpoint, pages)
+    executor = NativeExecutor(
+        graph,
+        lambda name: repack(checkpoint.tensor(name)),
+        lambda name: dequantize(checkpoint.tensor(name)),
+        pool,
+        threads=threads,
+    )
+    take = executor.take_op_times if is_profiled else dict
+    take()
+    numbers = sum(shape[0] * shape[1] for shape in weight_shapes(checkpoint.config).values() if len(shape) == 2)
+    size = model_size(checkpoint.config, graph, weight_bytes=executor.weight_bytes / numbers, kv_bytes=FLOAT32_BYTES)
+    return _subject(f"native ({executor.isa})", executor, checkpoint, threads, size, take)
+
+
+def _graph_and_pool(checkpoint: Checkpoint, pages: Design) -> tuple[Graph, KvPool]:
     graph = build_graph(checkpoint.config, checkpoint.names)
     shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim, "page_size": pages.page_size}
     _require_room(pages.page_count, bytes_per_page(**shape))
-    pool = KvPool(**shape, page_count=pages.page_count)
-    kind = ProfiledReference if is_profiled else ReferenceExecutor
-    executor = kind(graph, lambda name: dequantize(checkpoint.tensor(name)), pool)
+    return graph, KvPool(**shape, page_count=pages.page_count)
+
+
+def _subject(
+    name: str, executor: Executor, checkpoint: Checkpoint, threads: int, size: ModelSize, take: Callable[[], OpTimes]
+) -> Subject:
     worker = LocalWorker(executor, token_limit=checkpoint.tokenizer.usable_ids, threads=threads, clock=MonotonicClock())
-    size = model_size(checkpoint.config, graph, weight_bytes=FLOAT32_BYTES, kv_bytes=FLOAT32_BYTES)
-    take = executor.take_op_times if isinstance(executor, ProfiledReference) else dict
-    return Subject("reference (numpy, float32)", worker, size, executor.vocab_size, take)
+    return Subject(name, worker, size, executor.vocab_size, take)
 
 
-EXECUTORS: Mapping[str, Callable[[Checkpoint, Design, int, bool], Subject]] = {"reference": make_reference}
+EXECUTORS: Mapping[str, Callable[[Checkpoint, Design, int, bool], Subject]] = {
+    "native": make_native,
+    "reference": make_reference,
+}
 """By name: given a checkpoint, the pages to make room for, threads, and whether to time operators.
 
 Raises:
     ModelError: the model cannot be run.
     ConfigError: there is not enough memory.
 """
+
+
+def best_executor() -> str:
+    """Of :data:`EXECUTORS`, the one that an engine takes here."""
+    return "native" if usable_isas() else "reference"
 
 
 def model_size(config: ModelConfig, graph: Graph, *, weight_bytes: float, kv_bytes: float) -> ModelSize:

@@ -22,7 +22,7 @@ from branchline.bench.client import RequestFailed, Server, first_model
 from branchline.bench.drive import Tally, closed_loop, open_loop
 from branchline.bench.figures import Figures, summarize
 from branchline.bench.limits import BUFFER_BYTES, Limits, measure_limits
-from branchline.bench.step import EXECUTORS, Timing, measure
+from branchline.bench.step import EXECUTORS, Timing, best_executor, measure
 from branchline.bench.workloads import WORKLOADS, find_workload
 from branchline.engine.build import announce
 from branchline.models.source import open_checkpoint
@@ -156,7 +156,7 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeat", type=int, default=5, help="runs of each case; the median is shown (default: %(default)s)"
     )
-    parser.add_argument("--executor", choices=sorted(EXECUTORS), default="reference", help="(default: %(default)s)")
+    parser.add_argument("--executor", choices=sorted(EXECUTORS), help="(default: native where it is installed)")
     parser.add_argument("--profile", action="store_true", help="show where the time goes, by kind of operator")
     parser.add_argument("--threads", type=int, help="(default: the CPUs this process may use)")
     parser.add_argument("--page-size", type=int, default=16, help="tokens per KV page (default: %(default)s)")
@@ -176,7 +176,7 @@ def run_step(options: argparse.Namespace) -> int:
     )  # fmt: skip
     announce("measuring the machine")
     limits = measure_limits(threads, buffer_bytes=min(BUFFER_BYTES, max(machine.available_bytes // 4, LEAST_BUFFER_BYTES)))
-    subject = EXECUTORS[options.executor](checkpoint, plan, threads, options.profile)
+    subject = EXECUTORS[options.executor or best_executor()](checkpoint, plan, threads, options.profile)
     try:
         timings = measure(subject, plan, lambda case: announce(f"measuring {describe(case)}"))
     finally:

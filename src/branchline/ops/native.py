@@ -74,7 +74,10 @@ class NativeExecutor:
             raise ConfigError(f"there are no native kernels for {isa} here, only for {', '.join(module.isas())}")
         self.vocab_size = graph.vocab_size
         self._pool = pool
-        self._program = _Assembler(module, module.Program(pool.data, threads, isa), matrices, vectors).assemble(graph)
+        assembler = _Assembler(module, module.Program(pool.data, threads, isa), matrices, vectors)
+        self._program = assembler.assemble(graph)
+        self.weight_bytes = assembler.packed_bytes
+        """Memory of all matrices."""
 
     @property
     def page_size(self) -> int:
@@ -89,6 +92,11 @@ class NativeExecutor:
         """The instruction set that was chosen."""
         isa: str = self._program.isa
         return isa
+
+    def take_op_times(self) -> dict[str, float]:
+        """Nanoseconds by kind of operator since the last call. The first call begins to watch, which costs a little."""
+        times: dict[str, float] = self._program.take_times()
+        return times
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
@@ -116,12 +124,16 @@ class _Assembler:
         self._program = program
         self._matrices = matrices
         self._vectors = vectors
-        self._packed: dict[Weight, tuple[object, tuple[int, int]]] = {}
+        self._packed: dict[Weight, tuple[Any, tuple[int, int]]] = {}
         self._places: dict[Value, tuple[int, int]] = {}
         """Place and width of each living value."""
         self._free: dict[int, list[int]] = {}
         """Free places by width."""
         self._place_count = 0
+
+    @property
+    def packed_bytes(self) -> int:
+        return sum(matrix.nbytes for matrix, _ in self._packed.values())
 
     def assemble(self, graph: Graph) -> Any:
         ops = lower(graph)
