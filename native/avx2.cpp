@@ -1,6 +1,7 @@
 // The kernels on AVX2, FMA and F16C. Compiled with these instructions, so nothing here may run before `isa.cpp` has looked.
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 

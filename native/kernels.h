@@ -15,6 +15,7 @@ namespace branchline {
 constexpr std::size_t kLanes = 8;   // output channels of a panel
 constexpr std::size_t kGroup = 32;  // inputs that share a scale
 constexpr std::size_t kBlock = 64;  // key positions between two updates of the online softmax
+constexpr std::size_t kMostDims = 256;  // numbers of a head
 
 enum class Encoding : std::uint8_t { f32, f16, bf16, q4, q8 };
 
@@ -75,23 +76,44 @@ struct LinearTask {
     bool add;           // out += instead of out =
 };
 
-// Queries of neighbouring tokens of one row, for heads that share a key head.
-struct AttendTask {
-    const float* q;  // first token, first head
+enum class KvKind : std::uint8_t { f32, bf16, i8 };
+
+constexpr std::size_t kv_bytes(KvKind kind) { return kind == KvKind::f32 ? 4 : kind == KvKind::bf16 ? 2 : 1; }
+constexpr std::size_t whole_lanes(std::size_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+// Keys and values of one head: [page][numbers of a page]. A page of keys is [head_dim][position], so that eight positions
+// make a vector; a page of values is [position][whole_lanes(head_dim)]. Of i8 each position has a scale.
+struct KvHead {
+    const std::uint8_t* keys;
+    const std::uint8_t* values;
+    const float* key_scales;
+    const float* value_scales;
+};
+
+// One query on its way through the blocks. `state`: whole_lanes(head_dim) sums, the peak and the total of the softmax.
+struct Query {
+    const float* q;
+    float* state;
     float* out;
-    std::size_t stride;  // between tokens, of q and out
-    std::size_t heads, tokens, head_dim;
-    std::int64_t position;     // of the first token
-    const float* keys;         // [page][page_size][head_dim]
-    const float* values;
+    std::int64_t position;
+};
+
+constexpr std::size_t query_state(std::size_t head_dim) { return whole_lanes(head_dim) + 2; }
+
+// Queries that see the same pages, for one key head, through blocks [block_begin, block_end). Each query takes the blocks in
+// order and by itself: who walks beside it changes none of its bits.
+struct AttendTask {
+    const Query* queries;
+    std::size_t count, head_dim;
+    KvKind kind;
+    KvHead kv;
     const std::int64_t* pages;
     std::size_t page_size;
     float scale;
     std::int64_t window;  // 0: none
-    float* scratch;       // attend_scratch(heads * tokens) numbers
+    std::size_t block_begin, block_end;
+    bool first, last;  // the state begins here; it ends here, and `out` gets the result
 };
-
-constexpr std::size_t attend_scratch(std::size_t pairs) { return pairs * (kBlock + 3); }
 
 struct Kernels {
     const char* name;

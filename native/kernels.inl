@@ -268,132 +268,226 @@ void linear(const LinearTask& task) {
 
 // ---------------------------------------------------------------- attention
 
-// Scores of one query with eight keys.
-inline F8 score_eight(const float* q, const float* const* keys, std::size_t head_dim) {
-    F8 acc[8];
-    for (auto& a : acc) a = set1(0.0f);
-    each_lanes(head_dim, [&](std::size_t i, std::size_t count) {
-        const F8 part = load_up_to(q + i, count);
-        for (int k = 0; k < 8; ++k) acc[k] = fma(part, load_up_to(keys[k] + i, count), acc[k]);
-    });
-    return sums(acc);
-}
+constexpr std::size_t kVectors = kBlock / kLanes;
 
-// out[0, 8 C) = out * shrink + sum of weights[k] * values[k], keys in order.
-template <int C>
-inline void mix(float* out, const float* weights, const float* const* values, std::size_t offset, std::size_t first,
-                std::size_t last, F8 shrink) {
-    F8 acc[C];
-    for (int c = 0; c < C; ++c) acc[c] = mul(load(out + offset + 8 * c), shrink);
-    for (std::size_t k = first; k < last; ++k) {
-        const F8 weight = set1(weights[k]);
-        for (int c = 0; c < C; ++c) acc[c] = fma(weight, load(values[k] + offset + 8 * c), acc[c]);
+struct BFloat {
+    std::uint8_t bits[2];
+};
+inline F8 load_eight(const float* p) { return load(p); }
+inline F8 load_eight(const BFloat* p) { return load_bfloat(p->bits); }
+inline F8 load_eight(const std::int8_t* p) { return load_signed(p); }
+
+// Where the keys and values of a block lie. Keys: vectors of eight positions, `stride` numbers from one dimension to the next.
+template <class T>
+struct Block {
+    const T* keys[kVectors];
+    const float* key_scales[kVectors];
+    const T* values[kBlock];
+    float value_scales[kBlock];
+    std::size_t stride;
+    std::size_t known;  // positions of the block that have a page
+    // Where pages are not whole vectors.
+    T staged[kBlock * kMostDims];
+    float staged_scales[kBlock];
+};
+
+template <class T>
+void find_block(const AttendTask& task, std::size_t start, std::size_t end, Block<T>& block) {
+    const std::size_t dims = whole_lanes(task.head_dim), page_numbers = dims * task.page_size;
+    const T *keys = reinterpret_cast<const T*>(task.kv.keys), *values = reinterpret_cast<const T*>(task.kv.values);
+    const bool direct = task.page_size % kLanes == 0;
+    block.known = end - start < kBlock ? end - start : kBlock;
+    block.stride = direct ? task.page_size : kBlock;
+    std::size_t page_index = start / task.page_size, offset = start % task.page_size;
+    for (std::size_t i = 0; i < block.known; ++i) {
+        const std::size_t page = static_cast<std::size_t>(task.pages[page_index]), place = page * task.page_size + offset;
+        const T* key = keys + page * page_numbers + offset;
+        block.values[i] = values + place * dims;
+        if constexpr (sizeof(T) == 1) block.value_scales[i] = task.kv.value_scales[place];
+        if (!direct) {
+            for (std::size_t d = 0; d < task.head_dim; ++d) block.staged[d * kBlock + i] = key[d * task.page_size];
+            if constexpr (sizeof(T) == 1) block.staged_scales[i] = task.kv.key_scales[place];
+        } else if (i % kLanes == 0) {
+            block.keys[i / kLanes] = key;
+            if constexpr (sizeof(T) == 1) block.key_scales[i / kLanes] = task.kv.key_scales + place;
+        }
+        if (++offset == task.page_size) {
+            offset = 0;
+            ++page_index;
+        }
     }
-    for (int c = 0; c < C; ++c) store(out + offset + 8 * c, acc[c]);
+    if constexpr (sizeof(T) == 1) std::fill(block.value_scales + block.known, block.value_scales + kBlock, 0.0f);
+    for (std::size_t v = 0; v < kVectors; ++v) {
+        const std::size_t behind = (block.known + kLanes - 1) / kLanes;
+        if (!direct) {
+            block.keys[v] = block.staged + v * kLanes;
+            block.key_scales[v] = block.staged_scales + v * kLanes;
+        } else if (v >= behind) {  // never seen, but readable
+            block.keys[v] = block.keys[behind - 1];
+            block.key_scales[v] = block.key_scales[behind - 1];
+        }
+    }
 }
 
-inline void mix_head(float* out, const float* weights, const float* const* values, std::size_t head_dim, std::size_t first,
-                     std::size_t last, float shrink_by) {
-    const F8 shrink = set1(shrink_by);
-    std::size_t offset = 0;
-    for (; offset + 64 <= head_dim; offset += 64) mix<8>(out, weights, values, offset, first, last, shrink);
-    for (; offset + 8 <= head_dim; offset += 8) mix<1>(out, weights, values, offset, first, last, shrink);
-    if (offset == head_dim) return;
-    const std::size_t rest = head_dim - offset;
-    F8 acc = mul(load_part(out + offset, rest), shrink);
-    for (std::size_t k = first; k < last; ++k) acc = fma(set1(weights[k]), load_part(values[k] + offset, rest), acc);
-    store_part(out + offset, acc, rest);
-}
-
-// One query against the keys of one block: what of it is visible, in positions of the block.
+// What a query sees of a block, in positions of the block.
 struct Sight {
     std::size_t first, last;
 };
 
-inline Sight sight(const AttendTask& task, std::size_t token, std::int64_t block_start) {
-    const std::int64_t here = task.position + static_cast<std::int64_t>(token), size = static_cast<std::int64_t>(kBlock);
-    std::int64_t first = task.window ? here - task.window + 1 - block_start : 0, last = here + 1 - block_start;
+inline Sight sight(const AttendTask& task, std::int64_t position, std::size_t block_start) {
+    const std::int64_t here = position - static_cast<std::int64_t>(block_start), size = static_cast<std::int64_t>(kBlock);
+    std::int64_t first = task.window ? here - task.window + 1 : 0, last = here + 1;
     first = first < 0 ? 0 : first;
     last = last > size ? size : last;
     return first < last ? Sight{static_cast<std::size_t>(first), static_cast<std::size_t>(last)} : Sight{0, 0};
 }
 
-// State of a query while it walks through the blocks: weights of the block, peak, total and what the block shrinks by.
-struct Walk {
-    float* weights;
-    float& peak;
-    float& total;
-    float& shrink;
-};
-
-inline Walk walk(const AttendTask& task, std::size_t pair) {
-    float* state = task.scratch + pair * (kBlock + 3);
-    return {state, state[kBlock], state[kBlock + 1], state[kBlock + 2]};
+// Scores of R queries with V vectors of keys, over the dimensions in order.
+template <class T, int R, int V>
+inline void score(const Query* queries, const T* const* keys, std::size_t stride, std::size_t head_dim, F8 (&acc)[R][V]) {
+    for (int r = 0; r < R; ++r) {
+        for (int v = 0; v < V; ++v) acc[r][v] = set1(0.0f);
+    }
+    for (std::size_t d = 0; d < head_dim; ++d) {
+        F8 x[R];
+        for (int r = 0; r < R; ++r) x[r] = set1(queries[r].q[d]);
+        for (int v = 0; v < V; ++v) {  // one key at a time: 12 sums, 3 queries and a key fill the registers
+            const F8 key = load_eight(keys[v] + d * stride);
+            for (int r = 0; r < R; ++r) acc[r][v] = fma(x[r], key, acc[r][v]);
+        }
+    }
 }
 
-inline void weigh(const AttendTask& task, const float* q, const float* const* keys, Sight seen, Walk at) {
-    F8 scores[kBlock / 8], top = set1(at.peak);
-    const std::size_t first = seen.first / 8, last = (seen.last + 7) / 8;
-    for (std::size_t i = first; i < last; ++i) {
-        const int from = static_cast<int>(seen.first) - static_cast<int>(8 * i), to = static_cast<int>(seen.last - 8 * i);
-        scores[i] = mul(score_eight(q, keys + 8 * i, task.head_dim), set1(task.scale));
-        if (from > 0 || to < 8) scores[i] = between(scores[i], from, to, bits_to_float(0xff800000u));
-        top = max(top, scores[i]);
+// Softmax weights of R queries for vectors [first, last) of a block; peak and total move on. shrink: by what earlier sums fall.
+template <class T, int R>
+inline void weigh(const AttendTask& task, const Block<T>& block, const Query* queries, const Sight (&seen)[R], std::size_t first,
+                  std::size_t last, float (&weights)[R][kBlock], float (&shrink)[R]) {
+    constexpr int V = R == 1 ? 8 : 4;
+    F8 scores[R][kVectors];
+    for (std::size_t v = first / V * V; v < last; v += V) {
+        F8 acc[R][V];
+        score<T, R, V>(queries, block.keys + v, block.stride, task.head_dim, acc);
+        for (int r = 0; r < R; ++r) {
+            for (int i = 0; i < V; ++i) {
+                F8 one = mul(acc[r][i], set1(task.scale));
+                if constexpr (sizeof(T) == 1) one = mul(one, load(block.key_scales[v + static_cast<std::size_t>(i)]));
+                scores[r][v + static_cast<std::size_t>(i)] = one;
+            }
+        }
     }
-    const float new_peak = peak(top);
-    F8 total = set1(0.0f);
-    for (std::size_t i = first; i < last; ++i) {
-        const F8 weight = exponential(sub(scores[i], set1(new_peak)));
-        store(at.weights + 8 * i, weight);
-        total = add(total, weight);
+    for (int r = 0; r < R; ++r) {
+        float* state = queries[r].state + whole_lanes(task.head_dim);
+        F8 top = set1(state[0]);
+        for (std::size_t v = first; v < last; ++v) {
+            const int from = static_cast<int>(seen[r].first) - static_cast<int>(kLanes * v);
+            const int to = static_cast<int>(seen[r].last) - static_cast<int>(kLanes * v);
+            if (from > 0 || to < 8) scores[r][v] = between(scores[r][v], from, to, bits_to_float(0xff800000u));
+            top = max(top, scores[r][v]);
+        }
+        const float peak_now = peak(top);
+        F8 total = set1(0.0f);
+        for (std::size_t v = first; v < last; ++v) {
+            F8 weight = exponential(sub(scores[r][v], set1(peak_now)));
+            total = add(total, weight);
+            if constexpr (sizeof(T) == 1) weight = mul(weight, load(block.value_scales + kLanes * v));
+            store(weights[r] + kLanes * v, weight);
+        }
+        float once[8];
+        store(once, exponential(set1(state[0] - peak_now)));
+        shrink[r] = once[0];
+        state[1] = state[1] * shrink[r] + sum(total);
+        state[0] = peak_now;
     }
-    float shrink[8];
-    store(shrink, exponential(set1(at.peak - new_peak)));
-    at.shrink = shrink[0];
-    at.total = at.total * at.shrink + sum(total);
-    at.peak = new_peak;
+}
+
+// sums[offset, 8 C) = sums * shrink + sum of weights[k] * values[k], keys in order.
+template <class T, int R, int C>
+inline void mix(const Query* queries, const float (&weights)[R][kBlock], const float (&shrink)[R], const T* const* values,
+                std::size_t offset, std::size_t first, std::size_t last) {
+    F8 acc[R][C];
+    for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < C; ++c) acc[r][c] = mul(load(queries[r].state + offset + 8 * c), set1(shrink[r]));
+    }
+    for (std::size_t k = first; k < last; ++k) {
+        F8 weight[R];
+        for (int r = 0; r < R; ++r) weight[r] = set1(weights[r][k]);
+        for (int c = 0; c < C; ++c) {
+            const F8 value = load_eight(values[k] + offset + 8 * c);
+            for (int r = 0; r < R; ++r) acc[r][c] = fma(weight[r], value, acc[r][c]);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int c = 0; c < C; ++c) store(queries[r].state + offset + 8 * c, acc[r][c]);
+    }
+}
+
+// R queries through one block.
+template <class T, int R>
+void through(const AttendTask& task, const Block<T>& block, std::size_t start, const Query* queries) {
+    constexpr int C = R == 1 ? 8 : 4;
+    Sight seen[R];
+    std::size_t first = kBlock, last = 0;
+    for (int r = 0; r < R; ++r) {
+        seen[r] = sight(task, queries[r].position, start);
+        if (seen[r].first == seen[r].last) continue;
+        first = seen[r].first < first ? seen[r].first : first;
+        last = seen[r].last > last ? seen[r].last : last;
+    }
+    if (first >= last) return;
+    float weights[R][kBlock], shrink[R];
+    weigh<T, R>(task, block, queries, seen, first / kLanes, (last + kLanes - 1) / kLanes, weights, shrink);
+    const std::size_t dims = whole_lanes(task.head_dim);
+    std::size_t offset = 0;
+    for (; offset + 8 * C <= dims; offset += 8 * C) mix<T, R, C>(queries, weights, shrink, block.values, offset, first, last);
+    for (; offset < dims; offset += 8) mix<T, R, 1>(queries, weights, shrink, block.values, offset, first, last);
+}
+
+inline void begin(const AttendTask& task) {
+    for (std::size_t i = 0; i < task.count; ++i) {
+        float* state = task.queries[i].state;
+        std::memset(state, 0, query_state(task.head_dim) * sizeof(float));
+        state[whole_lanes(task.head_dim)] = -3.402823466e+38f;
+    }
+}
+
+inline void finish(const AttendTask& task) {
+    for (std::size_t i = 0; i < task.count; ++i) {
+        const Query& query = task.queries[i];
+        const F8 total = set1(query.state[whole_lanes(task.head_dim) + 1]);
+        each_lanes(task.head_dim, [&](std::size_t d, std::size_t n) {
+            store_up_to(query.out + d, div(load(query.state + d), total), n);
+        });
+    }
+}
+
+template <class T>
+void attend_of(const AttendTask& task) {
+    std::int64_t oldest = task.queries[0].position, newest = oldest;
+    for (std::size_t i = 1; i < task.count; ++i) {
+        oldest = task.queries[i].position < oldest ? task.queries[i].position : oldest;
+        newest = task.queries[i].position > newest ? task.queries[i].position : newest;
+    }
+    const std::size_t end = static_cast<std::size_t>(newest) + 1;
+    const std::size_t visible = task.window && oldest >= task.window ? static_cast<std::size_t>(oldest - task.window + 1) : 0;
+    const std::size_t begin_at = visible / kBlock > task.block_begin ? visible / kBlock : task.block_begin;
+    if (task.first) begin(task);
+    Block<T> block;
+    for (std::size_t index = begin_at; index < task.block_end && index * kBlock < end; ++index) {
+        const std::size_t start = index * kBlock;
+        find_block(task, start, end, block);
+        std::size_t i = 0;
+        for (; i + 3 <= task.count; i += 3) through<T, 3>(task, block, start, task.queries + i);
+        if (task.count - i == 2) through<T, 2>(task, block, start, task.queries + i);
+        if (task.count - i == 1) through<T, 1>(task, block, start, task.queries + i);
+    }
+    if (task.last) finish(task);
 }
 
 void attend(const AttendTask& task) {
-    const std::size_t pairs = task.tokens * task.heads;
-    for (std::size_t pair = 0; pair < pairs; ++pair) {
-        Walk at = walk(task, pair);
-        at.peak = -3.402823466e+38f;
-        at.total = 0.0f;
-        std::memset(task.out + pair / task.heads * task.stride + pair % task.heads * task.head_dim, 0,
-                    task.head_dim * sizeof(float));
-    }
-    const std::int64_t end = task.position + static_cast<std::int64_t>(task.tokens), size = static_cast<std::int64_t>(kBlock);
-    const std::int64_t begin = task.window && task.position >= task.window ? task.position - task.window + 1 : 0;
-    for (std::int64_t start = begin / size * size; start < end; start += size) {
-        const float *keys[kBlock], *values[kBlock];
-        for (std::size_t i = 0; i < kBlock; ++i) {
-            const std::int64_t known = start + static_cast<std::int64_t>(i) < end ? start + static_cast<std::int64_t>(i) : end - 1;
-            const std::size_t position = static_cast<std::size_t>(known);
-            const std::size_t page = static_cast<std::size_t>(task.pages[position / task.page_size]);
-            const std::size_t place = (page * task.page_size + position % task.page_size) * task.head_dim;
-            keys[i] = task.keys + place;
-            values[i] = task.values + place;
-        }
-        for (std::size_t pair = 0; pair < pairs; ++pair) {
-            const std::size_t token = pair / task.heads, at = token * task.stride + pair % task.heads * task.head_dim;
-            const Sight seen = sight(task, token, start);
-            if (seen.first < seen.last) weigh(task, task.q + at, keys, seen, walk(task, pair));
-        }
-        for (std::size_t pair = 0; pair < pairs; ++pair) {
-            const std::size_t token = pair / task.heads, at = token * task.stride + pair % task.heads * task.head_dim;
-            const Sight seen = sight(task, token, start);
-            if (seen.first == seen.last) continue;
-            const Walk state = walk(task, pair);
-            mix_head(task.out + at, state.weights, values, task.head_dim, seen.first, seen.last, state.shrink);
-        }
-    }
-    for (std::size_t pair = 0; pair < pairs; ++pair) {
-        float* out = task.out + pair / task.heads * task.stride + pair % task.heads * task.head_dim;
-        const F8 total = set1(walk(task, pair).total);
-        each_lanes(task.head_dim, [&](std::size_t i, std::size_t n) {
-            store_up_to(out + i, div(load_up_to(out + i, n), total), n);
-        });
+    switch (task.kind) {
+        case KvKind::f32: return attend_of<float>(task);
+        case KvKind::bf16: return attend_of<BFloat>(task);
+        case KvKind::i8: return attend_of<std::int8_t>(task);
     }
 }
 

@@ -95,20 +95,39 @@ Output<float, nb::ndim<2>> read_matrix(const Matrix& matrix) {
 
 // ---------------------------------------------------------------- programs
 
-using PoolArray = nb::ndarray<float, nb::ndim<6>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Scales = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Keeps the array of the pages alive as long as the program.
+struct PagesShape {
+    std::size_t layers, kv_heads, page_count, page_size, head_dim;
+};
+
+KvKind kv_kind_of(const std::string& name) {
+    static const std::map<std::string, KvKind> names = {{"f32", KvKind::f32}, {"bf16", KvKind::bf16}, {"int8", KvKind::i8}};
+    const auto found = names.find(name);
+    require(found != names.end(), "there are no such pages");
+    return found->second;
+}
+
+// Keeps the memory of the pages alive as long as the program.
 class Model {
 public:
-    Model(PoolArray pages, std::size_t threads, const std::string& isa)
-        : pages_(pages),
-          program({pages.data(), pages.shape(0), pages.shape(2), pages.shape(3), pages.shape(4), pages.shape(5)}, threads,
-                  choose_kernels(isa)) {
-        require(pages.shape(1) == 2, "pages hold keys and values");
-    }
+    Model(Bytes pages, Scales scales, const std::string& kind, const PagesShape& shape, std::size_t threads,
+          const std::string& isa)
+        : pages_(pages), scales_(scales), program(checked(pages, scales, kv_kind_of(kind), shape), threads, choose_kernels(isa)) {}
 
 private:
-    PoolArray pages_;
+    static Pages checked(const Bytes& bytes, const Scales& scales, KvKind kind, const PagesShape& shape) {
+        const Pages pages{bytes.data(), kind == KvKind::i8 ? scales.data() : nullptr, kind, shape.layers, shape.kv_heads,
+                          shape.page_count, shape.page_size, shape.head_dim};
+        const std::size_t count = shape.layers * 2 * shape.kv_heads * shape.page_count;
+        require(bytes.shape(0) == count * pages.page_numbers() * kv_bytes(kind), "these bytes are not these pages");
+        require(kind != KvKind::i8 || scales.shape(0) == count * shape.page_size, "these scales are not these pages'");
+        return pages;
+    }
+
+    Bytes pages_;
+    Scales scales_;
 
 public:
     Program program;
@@ -224,7 +243,13 @@ NB_MODULE(_native, module) {
         .def_prop_ro("nbytes", &Matrix::bytes);
 
     nb::class_<Model>(module, "Program")
-        .def(nb::init<PoolArray, std::size_t, const std::string&>(), "pages"_a, "threads"_a, "isa"_a)
+        .def("__init__",
+             [](Model* self, Bytes pages, Scales scales, const std::string& kind, std::size_t layers, std::size_t kv_heads,
+                std::size_t page_count, std::size_t page_size, std::size_t head_dim, std::size_t threads, const std::string& isa) {
+                 new (self) Model(pages, scales, kind, {layers, kv_heads, page_count, page_size, head_dim}, threads, isa);
+             },
+             "pages"_a, "scales"_a, "kind"_a, "layers"_a, "kv_heads"_a, "page_count"_a, "page_size"_a, "head_dim"_a, "threads"_a,
+             "isa"_a)
         .def("embed", [](Model& model, std::size_t out, std::shared_ptr<Matrix> table) { model.program.embed(out, table); },
              "out"_a, "table"_a)
         .def("norm",

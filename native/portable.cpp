@@ -1,4 +1,5 @@
 // The kernels in plain C++: they run everywhere and define what every other instruction set must compute.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 

@@ -4,13 +4,16 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
 namespace branchline {
 namespace {
 
-constexpr std::size_t kQueryTile = 8;             // tokens of a prompt that walk through the keys together
+constexpr std::size_t kQueryTile = 8;             // tokens that walk through the keys together
+constexpr std::size_t kHeadTile = 16;             // heads of a token that do
+constexpr std::size_t kEveryBlock = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kSerialNumbers = 16384;     // below this many numbers waking others costs more than it saves
 constexpr std::size_t kRowBytes = 192 * 1024;     // inputs of a linear task: they stay in the second cache
 constexpr std::size_t kTasksPerThread = 4;
@@ -172,11 +175,13 @@ void Program::attend(std::size_t out, std::size_t q, std::size_t k, std::size_t 
     Value &queries = *values_.at(q), &keys = *values_.at(k), &values = *values_.at(v);
     require(heads.layer < pages_.layers && heads.kv_heads == pages_.kv_heads && heads.head_dim == pages_.head_dim,
             "attention does not fit the pages");
+    require(heads.head_dim <= kMostDims, "heads of more than 256 numbers are not supported");
     require(heads.heads % heads.kv_heads == 0 && queries.width == heads.heads * heads.head_dim &&
                 keys.width == heads.kv_heads * heads.head_dim && values.width == keys.width,
             "attention does not fit its operands");
     require(out != q, "attention cannot overwrite its queries");
     Value& to = define(out, queries.width);
+    state_numbers_ = std::max(state_numbers_, heads.heads * query_state(heads.head_dim));
     add_op("PagedAttention", [this, &queries, &keys, &values, &to, heads] {
         write_pages(keys, values, heads);
         run_attention(to, queries, heads);
@@ -238,6 +243,7 @@ void Program::forward(const Step& step, float* hidden) {
     const std::int64_t last = *std::max_element(step.positions, step.positions + step.token_count);
     for (const auto& rope : ropes_) rope->reserve(static_cast<std::size_t>(last) + 1);
     make_tiles(step);
+    if (states_.size() < step.token_count * state_numbers_) states_.resize(step.token_count * state_numbers_);
     for (const Op& op : ops_) timed(op.kind, op.run);
     std::memcpy(hidden, values_[head_value_]->x.data(), step.token_count * hidden_width() * sizeof(float));
     step_ = nullptr;
@@ -290,54 +296,190 @@ void Program::run_tasks() {
     tasks_.clear();
 }
 
-// Later queries see more keys: they come first, so that the last tasks of a step are short.
+// ---------------------------------------------------------------- attention
+
+namespace {
+
+std::uint16_t to_bfloat(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // stays a NaN
+    return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+// A scale of 0 or NaN needs no codes: all are 0 then, and what is multiplied with NaN is NaN.
+float byte_scale(const float* x, std::size_t count) {
+    float largest = 0.0f;
+    for (std::size_t i = 0; i < count; ++i) {
+        if (!std::isfinite(x[i])) return std::numeric_limits<float>::quiet_NaN();
+        largest = std::max(largest, std::fabs(x[i]));
+    }
+    return largest / 127.0f;
+}
+
+std::int8_t to_byte(float x, float scale) {
+    return scale > 0.0f ? static_cast<std::int8_t>(std::lrintf(x / scale)) : std::int8_t{0};
+}
+
+}  // namespace
+
+void Pages::write(std::size_t layer, std::size_t kv_head, std::size_t place, const float* key, const float* value) const {
+    const std::size_t offset = place % page_size, dims = whole_lanes(head_dim);
+    const std::size_t key_at = place / page_size * page_numbers() + offset, value_at = place * dims;
+    std::uint8_t *keys = at(layer, 0, kv_head), *values = at(layer, 1, kv_head);
+    const auto put = [&](auto* key_to, auto* value_to, auto convert_key, auto convert_value) {
+        for (std::size_t d = 0; d < head_dim; ++d) key_to[key_at + d * page_size] = convert_key(key[d]);
+        for (std::size_t d = 0; d < head_dim; ++d) value_to[value_at + d] = convert_value(value[d]);
+    };
+    if (kind == KvKind::f32) {
+        const auto same = [](float x) { return x; };
+        return put(reinterpret_cast<float*>(keys), reinterpret_cast<float*>(values), same, same);
+    }
+    if (kind == KvKind::bf16) {
+        return put(reinterpret_cast<std::uint16_t*>(keys), reinterpret_cast<std::uint16_t*>(values), to_bfloat, to_bfloat);
+    }
+    const float key_scale = byte_scale(key, head_dim), value_scale = byte_scale(value, head_dim);
+    scales_at(layer, 0, kv_head)[place] = key_scale;
+    scales_at(layer, 1, kv_head)[place] = value_scale;
+    put(reinterpret_cast<std::int8_t*>(keys), reinterpret_cast<std::int8_t*>(values),
+        [&](float x) { return to_byte(x, key_scale); }, [&](float x) { return to_byte(x, value_scale); });
+}
+
+// Cut into pieces that fit the first cache with a block; the last tokens of a prompt see most and come first.
+void Program::add_tiles(std::vector<Tile>& tiles, Tile of) const {
+    for (std::size_t left = of.count; left > 0;) {
+        Tile tile = of;
+        tile.count = left % kQueryTile == 0 ? kQueryTile : left % kQueryTile;
+        left -= tile.count;
+        tile.begin = of.begin + left;
+        tiles.push_back(tile);
+    }
+}
+
+// Rows [begin, end) of `sharing_` have the same pages up to `block`: let them walk together as long as their pages are the
+// same, then the groups among them that stay together.
+void Program::share_blocks(const Step& step, std::size_t begin, std::size_t end, std::size_t block, std::size_t depth) {
+    const auto table = [&](std::size_t i) { return step.page_tables + sharing_[i] * step.table_width; };
+    const auto visible = [&](std::size_t i) {  // whole blocks that a row sees all of
+        return static_cast<std::size_t>(step.positions[step.row_offsets[sharing_[i]]] + 1) / kBlock;
+    };
+    const auto pages_of = [&](std::size_t blocks) { return over(blocks * kBlock, pages_.page_size); };
+    while (begin < end) {
+        // The longest run of rows that share the next block with the first of them.
+        std::size_t behind = begin + 1;
+        const std::size_t from = pages_of(block), to = pages_of(block + 1);
+        const bool whole = visible(begin) > block;
+        while (whole && behind < end && visible(behind) > block && std::equal(table(begin) + from, table(begin) + to, table(behind) + from)) {
+            ++behind;
+        }
+        if (behind - begin >= 2) {
+            std::size_t shared = block + 1;
+            const auto all_share = [&] {
+                for (std::size_t i = begin; i < behind; ++i) {
+                    if (visible(i) <= shared) return false;
+                    if (!std::equal(table(i) + pages_of(shared), table(i) + pages_of(shared + 1), table(begin) + pages_of(shared))) return false;
+                }
+                return true;
+            };
+            while (all_share()) ++shared;
+            if (phases_.size() <= depth + 1) phases_.insert(phases_.end() - 1, std::vector<Tile>{});
+            Tile tile{sharing_[begin], walkers_.size(), behind - begin, block, shared, block == 0, false};
+            for (std::size_t i = begin; i < behind; ++i) {
+                walkers_.push_back(static_cast<std::size_t>(step.row_offsets[sharing_[i]]));
+                alone_from_[sharing_[i]] = shared;
+            }
+            add_tiles(phases_[depth], tile);
+            share_blocks(step, begin, behind, shared, depth + 1);
+        }
+        begin = behind;
+    }
+}
+
 void Program::make_tiles(const Step& step) {
-    tiles_.clear();
+    walkers_.clear();
+    phases_.assign(1, {});
+    unshared_.clear();
+    sharing_.clear();
     places_.clear();
+    alone_from_.assign(step.row_count, 0);
+    for (std::size_t token = 0; token < step.token_count; ++token) walkers_.push_back(token);
     for (std::size_t row = 0; row < step.row_count; ++row) {
         const std::size_t begin = static_cast<std::size_t>(step.row_offsets[row]);
         const std::size_t end = static_cast<std::size_t>(step.row_offsets[row + 1]);
-        for (std::size_t token = begin; token < end; token += kQueryTile) {
-            tiles_.push_back({row, token, std::min(kQueryTile, end - token)});
-        }
+        if (end - begin == 1 && static_cast<std::size_t>(step.positions[begin]) + 1 >= kBlock) sharing_.push_back(row);
         for (std::size_t token = begin; token < end; ++token) {
             const std::size_t position = static_cast<std::size_t>(step.positions[token]);
             const std::int64_t page = step.page_tables[row * step.table_width + position / pages_.page_size];
             places_.push_back(static_cast<std::size_t>(page) * pages_.page_size + position % pages_.page_size);
         }
     }
-    std::stable_sort(tiles_.begin(), tiles_.end(), [&](const Tile& a, const Tile& b) {
-        return step.positions[a.token] > step.positions[b.token];
+    const auto table = [&](std::size_t row) { return step.page_tables + row * step.table_width; };
+    std::stable_sort(sharing_.begin(), sharing_.end(), [&](std::size_t a, std::size_t b) {
+        return std::lexicographical_compare(table(a), table(a) + step.table_width, table(b), table(b) + step.table_width);
     });
+    share_blocks(step, 0, sharing_.size(), 0, 0);
+    for (std::size_t row = 0; row < step.row_count; ++row) {
+        const std::size_t begin = static_cast<std::size_t>(step.row_offsets[row]);
+        const std::size_t end = static_cast<std::size_t>(step.row_offsets[row + 1]);
+        const Tile all{row, begin, end - begin, 0, kEveryBlock, true, true};
+        add_tiles(unshared_, all);
+        Tile rest = all;
+        rest.block_begin = alone_from_[row];
+        rest.first = rest.block_begin == 0;
+        add_tiles(phases_.back(), rest);
+    }
+    const auto most_first = [&](std::vector<Tile>& tiles) {
+        const auto work = [&](const Tile& tile) {
+            const std::int64_t seen = step.positions[walkers_[tile.begin + tile.count - 1]] - static_cast<std::int64_t>(tile.block_begin * kBlock);
+            return seen * static_cast<std::int64_t>(tile.count);
+        };
+        std::stable_sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) { return work(a) > work(b); });
+    };
+    most_first(unshared_);
+    most_first(phases_.back());
 }
 
 void Program::write_pages(Value& k, Value& v, const Heads& heads) {
     each_token(2 * k.width, [&](std::size_t token) {
         for (std::size_t head = 0; head < heads.kv_heads; ++head) {
-            const std::size_t to = places_[token] * heads.head_dim, from = head * heads.head_dim;
-            std::memcpy(pages_.at(heads.layer, 0, head) + to, k.row(token) + from, heads.head_dim * sizeof(float));
-            std::memcpy(pages_.at(heads.layer, 1, head) + to, v.row(token) + from, heads.head_dim * sizeof(float));
+            const std::size_t from = head * heads.head_dim;
+            pages_.write(heads.layer, head, places_[token], k.row(token) + from, v.row(token) + from);
         }
     });
 }
 
 void Program::run_attention(Value& out, Value& q, const Heads& heads) {
     const std::size_t group = heads.heads / heads.kv_heads;
-    // With few tiles the heads of a group part company: both ways compute the same bits.
-    const bool together = tiles_.size() * heads.kv_heads >= pool_.threads() * kTasksPerThread;
-    const std::size_t count = together ? group : 1, splits = heads.heads / count;
-    pool_.run(tiles_.size() * splits, [&](std::size_t index) {
-        const Tile& tile = tiles_[index / splits];
-        const std::size_t head = index % splits * count, kv_head = head / group;
-        float scratch[attend_scratch(kQueryTile * 16)];
-        for (std::size_t done = 0; done < count; done += 16) {
-            const std::size_t at = (head + done) * heads.head_dim;
-            kernels_->attend({q.row(tile.token) + at, out.row(tile.token) + at, q.width, std::min<std::size_t>(16, count - done),
-                              tile.count, heads.head_dim, step_->positions[tile.token], pages_.at(heads.layer, 0, kv_head),
-                              pages_.at(heads.layer, 1, kv_head), step_->page_tables + tile.row * step_->table_width,
-                              pages_.page_size, heads.scale, heads.window, scratch});
+    const auto run = [&](const std::vector<Tile>& tiles) {
+        // With few tiles the heads of a group part company: both ways compute the same bits.
+        const bool together = tiles.size() * heads.kv_heads >= pool_.threads() * kTasksPerThread;
+        const std::size_t count = together ? group : 1, splits = heads.heads / count;
+        pool_.run(tiles.size() * splits, [&](std::size_t index) {
+            attend_tile(tiles[index / splits], out, q, heads, index % splits * count, count);
+        });
+    };
+    if (heads.window) return run(unshared_);
+    for (const std::vector<Tile>& tiles : phases_) run(tiles);
+}
+
+// Heads [head, head + count), all of one key head.
+void Program::attend_tile(const Tile& tile, Value& out, Value& q, const Heads& heads, std::size_t head, std::size_t count) {
+    const std::size_t kv_head = head / (heads.heads / heads.kv_heads), size = query_state(heads.head_dim);
+    Query queries[kQueryTile * kHeadTile];
+    for (std::size_t done = 0; done < count; done += kHeadTile) {
+        const std::size_t some = std::min(kHeadTile, count - done);
+        for (std::size_t i = 0; i < tile.count; ++i) {
+            const std::size_t token = walkers_[tile.begin + i];
+            for (std::size_t h = 0; h < some; ++h) {
+                const std::size_t at = head + done + h;
+                queries[i * some + h] = {q.row(token) + at * heads.head_dim, &states_[(token * heads.heads + at) * size],
+                                         out.row(token) + at * heads.head_dim, step_->positions[token]};
+            }
         }
-    });
+        kernels_->attend({queries, tile.count * some, heads.head_dim, pages_.kind, pages_.head(heads.layer, kv_head),
+                          step_->page_tables + tile.row * step_->table_width, pages_.page_size, heads.scale, heads.window,
+                          tile.block_begin, tile.block_end, tile.first, tile.last});
+    }
 }
 
 // ---------------------------------------------------------------- head

@@ -16,14 +16,29 @@
 
 namespace branchline {
 
-// Keys and values: [layer][keys, values][kv_head][page][position][head_dim].
+// Where keys and values live: [layer][keys, values][kv_head][page], a page as `KvHead` says. `scales`, only of i8:
+// [layer][keys, values][kv_head][page][position].
 struct Pages {
-    float* data;
+    std::uint8_t* data;
+    float* scales;
+    KvKind kind;
     std::size_t layers, kv_heads, page_count, page_size, head_dim;
 
-    float* at(std::size_t layer, std::size_t values, std::size_t kv_head) const {
-        return data + ((layer * 2 + values) * kv_heads + kv_head) * page_count * page_size * head_dim;
+    std::size_t page_numbers() const { return whole_lanes(head_dim) * page_size; }
+    std::size_t index(std::size_t layer, std::size_t values, std::size_t kv_head) const {
+        return ((layer * 2 + values) * kv_heads + kv_head) * page_count;
     }
+    std::uint8_t* at(std::size_t layer, std::size_t values, std::size_t kv_head) const {
+        return data + index(layer, values, kv_head) * page_numbers() * kv_bytes(kind);
+    }
+    float* scales_at(std::size_t layer, std::size_t values, std::size_t kv_head) const {
+        return scales ? scales + index(layer, values, kv_head) * page_size : nullptr;
+    }
+    KvHead head(std::size_t layer, std::size_t kv_head) const {
+        return {at(layer, 0, kv_head), at(layer, 1, kv_head), scales_at(layer, 0, kv_head), scales_at(layer, 1, kv_head)};
+    }
+    // Store key and value of one position (`place`: page * page_size + offset), rounded to the nearest number there is.
+    void write(std::size_t layer, std::size_t kv_head, std::size_t place, const float* key, const float* value) const;
 };
 
 // One step: flat arrays as in `ops.batch.Batch`.
@@ -99,8 +114,11 @@ private:
         Rows rows() const { return {x.data(), codes.data(), scales.data(), sums.data(), width}; }
         void reserve(std::size_t tokens);
     };
-    struct Tile {  // of queries of one row
-        std::size_t row, token, count;
+    struct Tile {  // tokens that walk through the same blocks of the same pages together
+        std::size_t row;           // whose page table is read
+        std::size_t begin, count;  // in `walkers_`
+        std::size_t block_begin, block_end;
+        bool first, last;
     };
     struct RopeTable {
         Turns turns;
@@ -125,8 +143,11 @@ private:
     void run_tasks();
     void check(const Step& step) const;
     void make_tiles(const Step& step);
+    void add_tiles(std::vector<Tile>& tiles, Tile of) const;
+    void share_blocks(const Step& step, std::size_t begin, std::size_t end, std::size_t block, std::size_t depth);
     void write_pages(Value& k, Value& v, const Heads& heads);
     void run_attention(Value& out, Value& q, const Heads& heads);
+    void attend_tile(const Tile& tile, Value& out, Value& q, const Heads& heads, std::size_t head, std::size_t count);
     Rows head_rows(const float* hidden, std::size_t rows);
 
     Pages pages_;
@@ -140,8 +161,14 @@ private:
     std::size_t head_value_ = 0;
     Value head_input_;
     const Step* step_ = nullptr;
-    std::vector<Tile> tiles_;
-    std::vector<std::size_t> places_;  // of each token of the step: page * page_size + offset
+    std::vector<std::size_t> walkers_;          // tokens, in the order in which tiles name them
+    std::vector<std::vector<Tile>> phases_;     // shared blocks, outermost first; then what each row sees alone
+    std::vector<Tile> unshared_;                // everything in one phase, for layers with a window
+    std::vector<std::size_t> sharing_;          // rows of one token, neighbours have the same first pages
+    std::vector<std::size_t> alone_from_;       // of each row: the first block that it walks through alone
+    std::vector<std::size_t> places_;           // of each token of the step: page * page_size + offset
+    std::size_t state_numbers_ = 0;             // of one token of the widest layer
+    std::vector<float> states_;                 // of each query of a layer, see `Query`
     std::vector<LinearTask> tasks_;
     Pool pool_;
 };

@@ -20,6 +20,9 @@ inline F8 load_half(const std::uint8_t* p) { return {_mm256_cvtph_ps(load_words(
 inline F8 load_bfloat(const std::uint8_t* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_words(p)), 16))};
 }
+inline F8 load_signed(const std::int8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
 
 inline F8 add(F8 a, F8 b) { return {_mm256_add_ps(a.v, b.v)}; }
 inline F8 sub(F8 a, F8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
@@ -44,22 +47,9 @@ inline float sum(F8 a) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 inline float peak(F8 a) {
-    float v[8], out;
-    _mm256_storeu_ps(v, a.v);
-    out = v[0];
-    for (int i = 1; i < 8; ++i) out = v[i] > out ? v[i] : out;
-    return out;
-}
-// (0 + 2) + (1 + 3) of four vectors of four, transposed on the way.
-inline __m128 sums_of_four(__m128 a, __m128 b, __m128 c, __m128 d) {
-    const __m128 ab_low = _mm_unpacklo_ps(a, b), ab_high = _mm_unpackhi_ps(a, b);  // a0 b0 a1 b1 | a2 b2 a3 b3
-    const __m128 cd_low = _mm_unpacklo_ps(c, d), cd_high = _mm_unpackhi_ps(c, d);
-    const __m128 ab = _mm_add_ps(ab_low, ab_high), cd = _mm_add_ps(cd_low, cd_high);  // a02 b02 a13 b13
-    return _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
-}
-inline F8 sums(const F8 (&a)[8]) {
-    return {_mm256_set_m128(sums_of_four(halves(a[4]), halves(a[5]), halves(a[6]), halves(a[7])),
-                            sums_of_four(halves(a[0]), halves(a[1]), halves(a[2]), halves(a[3])))};
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 inline F8 to_float(I8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 inline F8 scale_by_power(F8 a, F8 n) {

@@ -42,6 +42,10 @@ inline F8 load_bfloat(const std::uint8_t* p) {
     return lanes([&](int i) { return bfloat_to_float(bits[i]); });
 }
 
+inline F8 load_signed(const std::int8_t* p) {
+    return lanes([&](int i) { return static_cast<float>(p[i]); });
+}
+
 inline F8 add(F8 a, F8 b) {
     return lanes([&](int i) { return a.v[i] + b.v[i]; });
 }
@@ -75,13 +79,8 @@ inline float sum(F8 a) {
     return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
 }
 inline float peak(F8 a) {
-    float out = a.v[0];
-    for (int i = 1; i < 8; ++i) out = a.v[i] > out ? a.v[i] : out;
-    return out;
-}
-// Lane i is sum(a[i]).
-inline F8 sums(const F8 (&a)[8]) {
-    return lanes([&](int i) { return sum(a[i]); });
+    const auto larger = [](float x, float y) { return x > y ? x : y; };
+    return larger(larger(larger(a.v[0], a.v[4]), larger(a.v[2], a.v[6])), larger(larger(a.v[1], a.v[5]), larger(a.v[3], a.v[7])));
 }
 inline F8 to_float(I8 a) {
     return lanes([&](int i) { return static_cast<float>(a.v[i]); });

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from branchline.base.errors import ConfigError, InvariantBroken
-from branchline.memory.kv import KvPool
+from branchline.memory.kernel_kv import KernelKvPool
 from branchline.models.quants import dequantize
 from branchline.models.random import RandomCheckpoint, tiny_config
 from branchline.models.registry import build_graph
@@ -21,7 +21,7 @@ from branchline.ops.batch import Batch
 from branchline.ops.graph import Add, Embed, GatedActivation, Graph, Linear, Logits, Norm
 from branchline.ops.lower import GatedLinear, JoinedLinear, ResidualLinear, lower
 from branchline.ops.native import NativeExecutor
-from tests.support.executors import NATIVE, executor_with_pool, make_executor
+from tests.support.executors import NATIVE, executor_with_pool, make_executor, make_pool
 
 needs_kernels = pytest.mark.skipif(not NATIVE, reason="the native kernels were not built")
 PAGE = 16
@@ -173,7 +173,7 @@ def test_a_graph_that_cannot_be_fused_computes_the_same():
     batch = rows_batch(([1, 2, 3], 0, 0))
     found = []
     for name in ("reference", *NATIVE):
-        pool = KvPool(layers=2, kv_heads=2, head_dim=8, page_size=PAGE, page_count=4)
+        pool = make_pool(name, layers=2, kv_heads=2, head_dim=8, page_size=PAGE, page_count=4)
         found.append(make_executor(name, graph, llama, pool).forward(batch))
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-4, atol=1e-5)
@@ -222,7 +222,7 @@ def test_instruction_sets_of_other_processors_are_refused():
 @needs_kernels
 def test_graph_and_pool_must_fit():
     llama = RandomCheckpoint(tiny_config("llama"))
-    pool = KvPool(layers=1, kv_heads=1, head_dim=8, page_size=4, page_count=4)
+    pool = KernelKvPool(layers=1, kv_heads=1, head_dim=8, page_size=4, page_count=4, kv_dtype="bf16")
     with pytest.raises(InvariantBroken, match="not made for this graph"):
         NativeExecutor(
             build_graph(llama.config, llama.names), lambda name: repack(llama.tensor(name)),

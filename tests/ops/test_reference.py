@@ -18,7 +18,7 @@ from branchline.models.registry import build_graph
 from branchline.ops.batch import Batch
 from branchline.ops.graph import GatedActivation, Graph
 from branchline.ops.reference import ReferenceExecutor
-from tests.support.executors import EXECUTORS, make_executor
+from tests.support.executors import EXECUTORS, make_executor, make_pool
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -97,7 +97,7 @@ class Bench:
     ) -> None:
         graph = graph or build_graph(checkpoint.config, checkpoint.names)
         shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
-        self.pool = KvPool(**shape, page_size=page_size, page_count=page_count)
+        self.pool = make_pool(kind, **shape, page_size=page_size, page_count=page_count)
         self.executor = make_executor(kind, graph, checkpoint, self.pool)
         self.free = list(np.random.default_rng(seed).permutation(page_count))
 
@@ -224,8 +224,7 @@ def test_page_copy_shares_to_the_token(kind, checkpoint, dense):
 def test_poisoned_row_hurts_nobody_else(kind, checkpoint, dense, poison):
     """Pages keep what their last owner left, page 0 (which pads tables) included."""
     bench = Bench(kind, checkpoint, 4)
-    bench.pool.write(0, np.arange(4 * 256), *np.full((2, 4 * 256, *bench.pool.shape[1:]), poison, np.float32))
-    bench.pool.write(1, np.arange(4 * 256), *np.full((2, 4 * 256, *bench.pool.shape[1:]), poison, np.float32))
+    bench.pool.data.view(np.float32).fill(poison)
     tokens = prompt(18, seed=8)
     stale = bench.pages(2)
     poisoned, healthy, decoded = bench.run(([1], 1, stale), (tokens, 0, bench.pages(18)), ([5], 0, bench.pages(1)))

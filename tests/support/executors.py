@@ -1,5 +1,6 @@
 """Every executor that this installation and this processor can run, by name, for suites that must hold for all of them."""
 
+from branchline.memory.kernel_kv import KernelKvPool
 from branchline.memory.kv import KvPool
 from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
@@ -13,6 +14,11 @@ BEST = ("reference", *NATIVE[:1])
 """The reference and the executor that an engine would choose."""
 
 
+def make_pool(name, *, kv_dtype="f32", **shape):
+    """A pool as the executor wants it."""
+    return KvPool(**shape) if name == "reference" else KernelKvPool(**shape, kv_dtype=kv_dtype)
+
+
 def make_executor(name, graph, checkpoint, pool, threads=2):
     def floats(weight):
         return dequantize(checkpoint.tensor(weight))
@@ -23,7 +29,9 @@ def make_executor(name, graph, checkpoint, pool, threads=2):
     return NativeExecutor(graph, lambda weight: repack(checkpoint.tensor(weight)), floats, pool, threads=threads, isa=isa)
 
 
-def executor_with_pool(name, checkpoint, *, page_size, page_count, threads=2):
+def executor_with_pool(name, checkpoint, *, page_size, page_count, threads=2, kv_dtype="bf16"):
+    """As an engine makes it; a native one with its default format of keys and values."""
     graph = build_graph(checkpoint.config, checkpoint.names)
     shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
-    return make_executor(name, graph, checkpoint, KvPool(**shape, page_size=page_size, page_count=page_count), threads)
+    pool = make_pool(name, **shape, page_size=page_size, page_count=page_count, kv_dtype=kv_dtype)
+    return make_executor(name, graph, checkpoint, pool, threads)

@@ -13,6 +13,7 @@ POLICY_NAMES = ("hrrn", "fcfs", "lpm", "dfs-weight", "lof", "random", "priority"
 CACHE_ONLY_POLICIES = ("lpm", "dfs-weight")
 """Policies that order by nothing but cached prefixes."""
 EXECUTOR_NAMES = ("auto", "native", "reference")
+KV_DTYPES = ("auto", "f32", "bf16", "int8")
 EVICTION_NAMES = ("lru", "lfu", "slru", "fifo", "priority")
 
 
@@ -28,6 +29,8 @@ class EngineConfig:
     """What computes: one of EXECUTOR_NAMES; ``auto``: the native kernels where they are installed."""
     isa: str = "auto"
     """Instruction set of the native kernels (``branchline doctor`` lists them); ``auto``: the best one."""
+    kv_dtype: str = "auto"
+    """Numbers of the KV pages: one of KV_DTYPES; ``auto``: bf16 with native kernels, f32 with the reference executor."""
     context_length: int | None = None
     """Longest sequence in tokens; ``None``: what the model was trained for."""
     page_size: int = 16
@@ -83,6 +86,7 @@ class EngineConfig:
                 _require_positive(name, getattr(self, name))
         _require_name("policy", self.policy, POLICY_NAMES)
         _require_name("executor", self.executor, EXECUTOR_NAMES)
+        _require_name("kv_dtype", self.kv_dtype, KV_DTYPES)
         _require_name("eviction order", self.eviction, EVICTION_NAMES)
         if self.max_step_tokens < self.max_running:
             raise ConfigError(

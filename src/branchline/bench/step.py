@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from branchline.base.clock import NS_PER_S, MonotonicClock
 from branchline.base.errors import ConfigError, StepFailed
 from branchline.base.ids import PageId
@@ -25,13 +27,15 @@ from branchline.bench.cases import WARM_UPS, Case, Design, ModelSize, Work, work
 from branchline.core.plan import PageCopy, PlanRow, SlotOpen, StepPlan
 from branchline.core.ports import Worker
 from branchline.core.request import SamplingParams
+from branchline.memory import kernel_kv
+from branchline.memory.kernel_kv import KernelKvPool
 from branchline.memory.kv import FloatArray, KvPool, bytes_per_page
 from branchline.models.checkpoint import Checkpoint
 from branchline.models.config import ModelConfig
 from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
-from branchline.models.shapes import weight_shapes
 from branchline.models.repack import repack
+from branchline.models.shapes import weight_shapes
 from branchline.ops.batch import Executor
 from branchline.ops.graph import Graph, Linear, Logits, PagedAttention
 from branchline.ops.native import NativeExecutor, usable_isas
@@ -41,6 +45,8 @@ from branchline.worker.runner import LocalWorker
 KV_SHARE = 0.5
 """Share of the available memory that KV pages may take."""
 FLOAT32_BYTES = 4
+KV_DTYPE = "bf16"
+"""Of the native executor: what an engine takes."""
 REST = "rest"
 """Of a step: what no operator takes. Sampling, arrays, page tables."""
 
@@ -111,7 +117,10 @@ class ProfiledReference(ReferenceExecutor):
 
 
 def make_reference(checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool) -> Subject:
-    graph, pool = _graph_and_pool(checkpoint, pages)
+    graph = build_graph(checkpoint.config, checkpoint.names)
+    shape = _pool_shape(graph, pages)
+    _require_room(pages.page_count, bytes_per_page(**shape))
+    pool = KvPool(**shape, page_count=pages.page_count)
     kind = ProfiledReference if is_profiled else ReferenceExecutor
     executor = kind(graph, lambda name: dequantize(checkpoint.tensor(name)), pool)
     take = executor.take_op_times if isinstance(executor, ProfiledReference) else dict
@@ -120,26 +129,28 @@ def make_reference(checkpoint: Checkpoint, pages: Design, threads: int, is_profi
 
 
 def make_native(checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool) -> Subject:
-    graph, pool = _graph_and_pool(checkpoint, pages)
+    graph = build_graph(checkpoint.config, checkpoint.names)
+    shape = _pool_shape(graph, pages)
+    _require_room(pages.page_count, kernel_kv.bytes_per_page(**shape, kv_dtype=KV_DTYPE))
     executor = NativeExecutor(
         graph,
         lambda name: repack(checkpoint.tensor(name)),
         lambda name: dequantize(checkpoint.tensor(name)),
-        pool,
+        KernelKvPool(**shape, page_count=pages.page_count, kv_dtype=KV_DTYPE),
         threads=threads,
     )
     take = executor.take_op_times if is_profiled else dict
     take()
     numbers = sum(shape[0] * shape[1] for shape in weight_shapes(checkpoint.config).values() if len(shape) == 2)
-    size = model_size(checkpoint.config, graph, weight_bytes=executor.weight_bytes / numbers, kv_bytes=FLOAT32_BYTES)
-    return _subject(f"native ({executor.isa})", executor, checkpoint, threads, size, take)
+    kv_bytes = np.dtype(kernel_kv.NUMBERS[KV_DTYPE]).itemsize
+    size = model_size(checkpoint.config, graph, weight_bytes=executor.weight_bytes / numbers, kv_bytes=kv_bytes)
+    return _subject(f"native ({executor.isa}, {KV_DTYPE} pages)", executor, checkpoint, threads, size, take)
 
 
-def _graph_and_pool(checkpoint: Checkpoint, pages: Design) -> tuple[Graph, KvPool]:
-    graph = build_graph(checkpoint.config, checkpoint.names)
-    shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim, "page_size": pages.page_size}
-    _require_room(pages.page_count, bytes_per_page(**shape))
-    return graph, KvPool(**shape, page_count=pages.page_count)
+def _pool_shape(graph: Graph, pages: Design) -> dict[str, int]:
+    return {
+        "layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim, "page_size": pages.page_size,
+    }  # fmt: skip
 
 
 def _subject(

@@ -24,7 +24,17 @@ from branchline.wire.inproc import InprocInbox, InprocOutbox
 DEFAULT_SECONDS = 60.0
 DUBIOUS_ERROR = 0.25
 """Mean error beyond which it is more likely that something disturbed the measurement than that steps are so irregular."""
-CALIBRATED = ("threads", "executor", "isa", "context_length", "page_size", "pages", "max_running", "max_step_tokens")
+CALIBRATED = (
+    "threads",
+    "executor",
+    "isa",
+    "kv_dtype",
+    "context_length",
+    "page_size",
+    "pages",
+    "max_running",
+    "max_step_tokens",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

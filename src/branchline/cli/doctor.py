@@ -13,8 +13,7 @@ from branchline.base.errors import ModelError
 from branchline.base.machine import Machine
 from branchline.base.version import __version__
 from branchline.cli.options import add_engine_options, engine_settings
-from branchline.engine.build import HOW_TO_BUILD, announce, derive
-from branchline.memory.kv import bytes_per_page
+from branchline.engine.build import HOW_TO_BUILD, announce, bytes_per_page, derive
 from branchline.models.checkpoint import Checkpoint
 from branchline.models.registry import build_graph
 from branchline.models.source import open_checkpoint
@@ -70,9 +69,7 @@ def installation_facts() -> list[tuple[str, str]]:
 def model_facts(checkpoint: Checkpoint, config: EngineConfig, machine: Machine) -> list[tuple[str, str]]:
     model, graph = checkpoint.config, build_graph(checkpoint.config, checkpoint.names)
     settled = derive(config, checkpoint, graph, machine)
-    page_bytes = bytes_per_page(
-        layers=graph.layers, kv_heads=graph.kv_heads, head_dim=graph.head_dim, page_size=settled.page_size
-    )
+    page_bytes = bytes_per_page(settled, graph)
     pages = settled.pages or 0
     weights = weight_count(checkpoint)
     return [

@@ -13,6 +13,7 @@ from branchline.core.request import SamplingParams
 ENGINE_HELP = {
     "threads": "threads of the executor (default: the CPUs this process may use)",
     "executor": "native, reference, or auto: native kernels where they are installed",
+    "kv_dtype": "numbers of the KV pages: f32, bf16 or int8 (auto: bf16 with native kernels)",
     "isa": "instruction set of the native kernels, see `branchline doctor`",
     "context_length": "longest sequence in tokens (default: the model's)",
     "page_size": "tokens per KV page",

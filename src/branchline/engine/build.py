@@ -20,7 +20,9 @@ from branchline.engine.answers import Answers
 from branchline.engine.books import make_books
 from branchline.engine.loop import Loop
 from branchline.engine.ports import Inbox, Outbox
-from branchline.memory.kv import FloatArray, KvPool, bytes_per_page
+from branchline.memory import kernel_kv, kv
+from branchline.memory.kernel_kv import KernelKvPool
+from branchline.memory.kv import FloatArray, KvPool
 from branchline.models.checkpoint import Checkpoint
 from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
@@ -139,13 +141,15 @@ def derive(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, machine: 
     context = config.context_length or trained
     if context > trained:
         raise ConfigError(f"context_length {context} is more than the model's {trained}")
+    executor, isa = choose_executor(config, usable_isas())
+    config = dataclasses.replace(
+        config, context_length=context, threads=config.threads or machine.cpus, executor=executor, isa=isa,
+        kv_dtype=choose_kv_dtype(config.kv_dtype, executor),
+    )  # fmt: skip
     pages = config.pages or default_pages(config, graph, context, machine)
     if pages < 1:
         raise ConfigError("there is not enough memory for the KV cache; set `pages` to try all the same")
-    executor, isa = choose_executor(config, usable_isas())
-    return dataclasses.replace(
-        config, context_length=context, pages=pages, threads=config.threads or machine.cpus, executor=executor, isa=isa
-    )
+    return dataclasses.replace(config, pages=pages)
 
 
 def choose_executor(config: EngineConfig, usable: Sequence[str]) -> tuple[str, str]:
@@ -163,13 +167,29 @@ def choose_executor(config: EngineConfig, usable: Sequence[str]) -> tuple[str, s
     return "native", usable[0] if config.isa == "auto" else config.isa
 
 
+def choose_kv_dtype(asked: str, executor: str) -> str:
+    """Raises ConfigError if the executor keeps no such numbers."""
+    if executor == "native":
+        return "bf16" if asked == "auto" else asked
+    if asked not in ("auto", "f32"):
+        raise ConfigError(f"the reference executor keeps keys and values as f32, not as {asked}")
+    return "f32"
+
+
 def default_pages(config: EngineConfig, graph: Graph, context: int, machine: Machine) -> int:
     """A quarter of the available memory, but not more than every row could ever use."""
-    page_bytes = bytes_per_page(
-        layers=graph.layers, kv_heads=graph.kv_heads, head_dim=graph.head_dim, page_size=config.page_size
-    )
     most_useful = config.max_running * -(-context // config.page_size)
-    return min(most_useful, int(machine.available_bytes * KV_SHARE) // page_bytes)
+    return min(most_useful, int(machine.available_bytes * KV_SHARE) // bytes_per_page(config, graph))
+
+
+def bytes_per_page(config: EngineConfig, graph: Graph) -> int:
+    """Memory of one KV page, all layers, under a configuration that is derived."""
+    shape = {
+        "layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim, "page_size": config.page_size,
+    }  # fmt: skip
+    if config.executor == "native":
+        return kernel_kv.bytes_per_page(**shape, kv_dtype=config.kv_dtype)
+    return kv.bytes_per_page(**shape)
 
 
 def announce(sentence: str) -> None:
@@ -178,26 +198,27 @@ def announce(sentence: str) -> None:
 
 
 def _make_worker(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, clock: Clock) -> Worker:
-    pool = KvPool(
-        layers=graph.layers, kv_heads=graph.kv_heads, head_dim=graph.head_dim,
-        page_size=config.page_size, page_count=config.pages or 0,
-    )  # fmt: skip
-    executor = _make_executor(config, checkpoint, graph, pool)
+    executor = _make_executor(config, checkpoint, graph)
     token_limit = checkpoint.tokenizer.usable_ids
     return LocalWorker(executor, token_limit=token_limit, threads=config.threads or 1, clock=clock)
 
 
-def _make_executor(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, pool: KvPool) -> Executor:
+def _make_executor(config: EngineConfig, checkpoint: Checkpoint, graph: Graph) -> Executor:
     def floats(name: str) -> FloatArray:
         return dequantize(checkpoint.tensor(name))
 
+    shape = {
+        "layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim,
+        "page_size": config.page_size, "page_count": config.pages or 0,
+    }  # fmt: skip
     if config.executor == "native":
+        pool = KernelKvPool(**shape, kv_dtype=config.kv_dtype)
         return NativeExecutor(
             graph, lambda name: repack(checkpoint.tensor(name)), floats, pool, threads=config.threads or 1, isa=config.isa
         )
     if not usable_isas():
         announce(f"computing with the slow reference executor: this installation has no native kernels. {HOW_TO_BUILD}")
-    return ReferenceExecutor(graph, floats, pool)
+    return ReferenceExecutor(graph, floats, KvPool(**shape))
 
 
 def _facts(config: EngineConfig, checkpoint: Checkpoint) -> ModelFacts:

@@ -17,7 +17,8 @@ import numpy as np
 
 from branchline.base.errors import ConfigError, InvariantBroken, require
 from branchline.core.plan import PageCopy
-from branchline.memory.kv import FloatArray, IntArray, KvPool
+from branchline.memory.kernel_kv import KernelKvPool
+from branchline.memory.kv import FloatArray, IntArray
 from branchline.ops.batch import Batch
 from branchline.ops.graph import (
     Add,
@@ -63,7 +64,14 @@ class NativeExecutor:
     """
 
     def __init__(
-        self, graph: Graph, matrices: MatrixSource, vectors: VectorSource, pool: KvPool, *, threads: int, isa: str = "auto"
+        self,
+        graph: Graph,
+        matrices: MatrixSource,
+        vectors: VectorSource,
+        pool: KernelKvPool,
+        *,
+        threads: int,
+        isa: str = "auto",
     ) -> None:
         require((graph.layers, graph.kv_heads, graph.head_dim) == pool.shape, "the KV pool is not made for this graph")
         require(isinstance(graph.ops[-1], Logits), "the last operator of a graph must be Logits")
@@ -74,7 +82,9 @@ class NativeExecutor:
             raise ConfigError(f"there are no native kernels for {isa} here, only for {', '.join(module.isas())}")
         self.vocab_size = graph.vocab_size
         self._pool = pool
-        assembler = _Assembler(module, module.Program(pool.data, threads, isa), matrices, vectors)
+        pages = (pool.data, pool.scales, pool.kv_dtype, graph.layers, graph.kv_heads, pool.page_count, pool.page_size)
+        program = module.Program(*pages, graph.head_dim, threads, isa)
+        assembler = _Assembler(module, program, matrices, vectors)
         self._program = assembler.assemble(graph)
         self.weight_bytes = assembler.packed_bytes
         """Memory of all matrices."""

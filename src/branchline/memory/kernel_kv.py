@@ -1,0 +1,86 @@
+"""Where native kernels keep keys and values: a pool of pages in the layout and number format that they read.
+
+    data[layer, 0 = keys | 1 = values, kv_head, page, numbers of a page]
+    a page of keys      [head_dim, position]: eight positions make a vector
+    a page of values    [position, head_dim]
+    scales[layer, 0 | 1, kv_head, page, position]: of int8, whose numbers are codes
+
+A head is padded to whole vectors of eight. Kernels write; what is done here is bookkeeping of bytes.
+
+Knows: bytes. Refuses to know: who owns a page (``cache`` and ``sched`` do), how a number is rounded (``native/`` does).
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from branchline.base.errors import ConfigError, require
+from branchline.base.ids import PageId
+from branchline.memory.kv import FloatArray
+
+NUMBERS: Mapping[str, npt.DTypeLike] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
+"""What holds a number of each format: bf16 as its bits."""
+LANES = 8
+
+
+def bytes_per_page(*, layers: int, kv_heads: int, head_dim: int, page_size: int, kv_dtype: str) -> int:
+    """Bytes that one page takes in a :class:`KernelKvPool`, over all layers."""
+    scale = np.dtype(np.float32).itemsize if kv_dtype == "int8" else 0
+    return layers * 2 * kv_heads * page_size * (_padded(head_dim) * np.dtype(NUMBERS[kv_dtype]).itemsize + scale)
+
+
+class KernelKvPool:
+    """Keys and values of ``page_count`` pages of ``page_size`` positions, as ``kv_dtype`` (a name of NUMBERS).
+
+    The memory is asked for at once but touched only as pages are used.
+
+    Raises:
+        ConfigError: the memory cannot be had.
+    """
+
+    def __init__(self, *, layers: int, kv_heads: int, head_dim: int, page_size: int, page_count: int, kv_dtype: str) -> None:
+        require(min(layers, kv_heads, head_dim, page_size, page_count) >= 1, "a KV pool needs a positive shape")
+        heads = (layers, 2, kv_heads, page_count)
+        try:
+            self._data = np.zeros((*heads, _padded(head_dim) * page_size), NUMBERS[kv_dtype])
+            self._scales: FloatArray = np.zeros((*heads, page_size) if kv_dtype == "int8" else (0,), np.float32)
+        except (MemoryError, ValueError) as error:
+            page = bytes_per_page(
+                layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, kv_dtype=kv_dtype
+            )
+            raise ConfigError(f"no memory for {page_count} KV pages ({page_count * page / 2**30:.1f} GiB)") from error
+        self._keys = self._data[:, 0].reshape(layers, kv_heads, page_count, -1, page_size)
+        self._values = self._data[:, 1].reshape(layers, kv_heads, page_count, page_size, -1)
+        self.shape = (layers, kv_heads, head_dim)
+        """Layers, key heads, numbers of a head."""
+        self.page_size = page_size
+        self.page_count = page_count
+        self.kv_dtype = kv_dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._data.nbytes + self._scales.nbytes
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        """All pages as bytes, for kernels that read and write them in place."""
+        return self._data.reshape(-1).view(np.uint8)
+
+    @property
+    def scales(self) -> FloatArray:
+        """All scales, flat; empty unless the numbers are int8."""
+        return self._scales.reshape(-1)
+
+    def copy(self, source: PageId, target: PageId, token_count: int) -> None:
+        """Copy the first ``token_count`` positions of a page, in all layers."""
+        require(0 <= source < self.page_count and 0 <= target < self.page_count, "page copy outside the pool")
+        require(0 < token_count <= self.page_size, f"a page copy of {token_count} positions")
+        self._keys[:, :, target, :, :token_count] = self._keys[:, :, source, :, :token_count]
+        self._values[:, :, target, :token_count] = self._values[:, :, source, :token_count]
+        if self._scales.size:
+            self._scales[:, :, :, target, :token_count] = self._scales[:, :, :, source, :token_count]
+
+
+def _padded(head_dim: int) -> int:
+    return -(-head_dim // LANES) * LANES
