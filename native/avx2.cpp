@@ -11,7 +11,10 @@ namespace branchline {
 namespace {
 
 constexpr const char* kName = "avx2";
+constexpr int kRowTile = 4;  // rows whose sums stay in registers
 #include "simd_avx2.h"
+#include "dot_avx2.h"
+#include "pair.h"
 #include "kernels.inl"
 
 }  // namespace

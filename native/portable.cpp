@@ -9,7 +9,9 @@ namespace branchline {
 namespace {
 
 constexpr const char* kName = "portable";
+constexpr int kRowTile = 1;  // more together would be no faster: the time goes into fused multiply-adds
 #include "simd_portable.h"
+#include "pair.h"
 #include "kernels.inl"
 
 }  // namespace
