@@ -32,11 +32,14 @@ struct Format {
     bool minima = false;
     std::size_t splits = 1;
 
-    bool grouped() const { return encoding == Encoding::q4 || encoding == Encoding::q8; }
-    std::size_t code_bytes() const { return encoding == Encoding::q4 ? 128 : 256; }
-    std::size_t scale_bytes() const { return half ? 2 : 4; }
-    std::size_t block_bytes() const { return code_bytes() + kLanes * scale_bytes() * (splits + (minima ? 1 : 0)); }
-    std::size_t panel_bytes(std::size_t in) const {
+    // Always inlined: a copy that one instruction set's unit leaves behind must not serve the others.
+    [[gnu::always_inline]] bool grouped() const { return encoding == Encoding::q4 || encoding == Encoding::q8; }
+    [[gnu::always_inline]] std::size_t code_bytes() const { return encoding == Encoding::q4 ? 128 : 256; }
+    [[gnu::always_inline]] std::size_t scale_bytes() const { return half ? 2 : 4; }
+    [[gnu::always_inline]] std::size_t block_bytes() const {
+        return code_bytes() + kLanes * scale_bytes() * (splits + (minima ? 1 : 0));
+    }
+    [[gnu::always_inline]] std::size_t panel_bytes(std::size_t in) const {
         if (grouped()) return in / kGroup * block_bytes();
         return in * kLanes * (encoding == Encoding::f32 ? 4 : 2);
     }
@@ -47,8 +50,10 @@ struct Panels {
     std::size_t out = 0, in = 0;
     const std::uint8_t* data = nullptr;
 
-    std::size_t count() const { return (out + kLanes - 1) / kLanes; }
-    const std::uint8_t* panel(std::size_t index) const { return data + index * format.panel_bytes(in); }
+    [[gnu::always_inline]] std::size_t count() const { return (out + kLanes - 1) / kLanes; }
+    [[gnu::always_inline]] const std::uint8_t* panel(std::size_t index) const {
+        return data + index * format.panel_bytes(in);
+    }
 };
 
 // Inputs of a linear operator: `width` numbers a row, and the same as bytes with a scale and a scaled sum per group.
@@ -110,7 +115,12 @@ struct Kernels {
     std::int64_t (*argmax)(const float* x, std::size_t count);
 };
 
+// Only those that the compiler could build are linked: `isa.cpp` knows.
 const Kernels* portable_kernels();
-const Kernels* avx2_kernels();  // only linked where the compiler targets x86-64
+const Kernels* avx2_kernels();     // AVX2, FMA, F16C
+const Kernels* avxvnni_kernels();  // AVX-VNNI beside AVX2
+const Kernels* avx512_kernels();   // AVX512 F, BW, VL, VNNI
+const Kernels* amx_kernels();      // AMX-TILE, AMX-INT8 beside AVX512
+const Kernels* neon_kernels();     // AArch64 with dot products
 
 }  // namespace branchline
