@@ -19,22 +19,23 @@ namespace branchline {
 namespace {
 
 #ifdef BRANCHLINE_AVX2
-// These names every compiler knows; it also asks whether the system saves the registers.
-bool has_avx2() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-
-bool has_avx512() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-}
-
-// The later ones not: they are asked for by number.
 struct Leaf {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
 
     Leaf(unsigned number, unsigned part) { __get_cpuid_count(number, part, &eax, &ebx, &ecx, &edx); }
 };
+
+// Names that every compiler knows also ask whether the system saves the registers; the others are asked for by number.
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (Leaf(1, 0).ecx >> 29 & 1);  // F16C
+}
+#endif
+
+#if defined(BRANCHLINE_AVX512) || defined(BRANCHLINE_AMX)
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 #ifdef BRANCHLINE_AVXVNNI
