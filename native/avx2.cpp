@@ -1,7 +1,6 @@
 // The kernels on AVX2, FMA and F16C. Compiled with these instructions, so nothing here may run before `isa.cpp` has looked.
 #include <immintrin.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -12,7 +11,10 @@ namespace branchline {
 namespace {
 
 constexpr const char* kName = "avx2";
+constexpr int kRowTile = 4;  // rows whose sums stay in registers
 #include "simd_avx2.h"
+#include "dot_avx2.h"
+#include "pair.h"
 #include "kernels.inl"
 
 }  // namespace

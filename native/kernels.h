@@ -33,11 +33,14 @@ struct Format {
     bool minima = false;
     std::size_t splits = 1;
 
-    bool grouped() const { return encoding == Encoding::q4 || encoding == Encoding::q8; }
-    std::size_t code_bytes() const { return encoding == Encoding::q4 ? 128 : 256; }
-    std::size_t scale_bytes() const { return half ? 2 : 4; }
-    std::size_t block_bytes() const { return code_bytes() + kLanes * scale_bytes() * (splits + (minima ? 1 : 0)); }
-    std::size_t panel_bytes(std::size_t in) const {
+    // Always inlined: a copy that one instruction set's unit leaves behind must not serve the others.
+    [[gnu::always_inline]] bool grouped() const { return encoding == Encoding::q4 || encoding == Encoding::q8; }
+    [[gnu::always_inline]] std::size_t code_bytes() const { return encoding == Encoding::q4 ? 128 : 256; }
+    [[gnu::always_inline]] std::size_t scale_bytes() const { return half ? 2 : 4; }
+    [[gnu::always_inline]] std::size_t block_bytes() const {
+        return code_bytes() + kLanes * scale_bytes() * (splits + (minima ? 1 : 0));
+    }
+    [[gnu::always_inline]] std::size_t panel_bytes(std::size_t in) const {
         if (grouped()) return in / kGroup * block_bytes();
         return in * kLanes * (encoding == Encoding::f32 ? 4 : 2);
     }
@@ -48,8 +51,10 @@ struct Panels {
     std::size_t out = 0, in = 0;
     const std::uint8_t* data = nullptr;
 
-    std::size_t count() const { return (out + kLanes - 1) / kLanes; }
-    const std::uint8_t* panel(std::size_t index) const { return data + index * format.panel_bytes(in); }
+    [[gnu::always_inline]] std::size_t count() const { return (out + kLanes - 1) / kLanes; }
+    [[gnu::always_inline]] const std::uint8_t* panel(std::size_t index) const {
+        return data + index * format.panel_bytes(in);
+    }
 };
 
 // Inputs of a linear operator: `width` numbers a row, and the same as bytes with a scale and a scaled sum per group.
@@ -78,8 +83,8 @@ struct LinearTask {
 
 enum class KvKind : std::uint8_t { f32, bf16, i8 };
 
-constexpr std::size_t kv_bytes(KvKind kind) { return kind == KvKind::f32 ? 4 : kind == KvKind::bf16 ? 2 : 1; }
-constexpr std::size_t whole_lanes(std::size_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+[[gnu::always_inline]] constexpr std::size_t kv_bytes(KvKind kind) { return kind == KvKind::f32 ? 4 : kind == KvKind::bf16 ? 2 : 1; }
+[[gnu::always_inline]] constexpr std::size_t whole_lanes(std::size_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
 // Keys and values of one head: [page][numbers of a page]. A page of keys is [head_dim][position], so that eight positions
 // make a vector; a page of values is [position][whole_lanes(head_dim)]. Of i8 each position has a scale.
@@ -98,7 +103,7 @@ struct Query {
     std::int64_t position;
 };
 
-constexpr std::size_t query_state(std::size_t head_dim) { return whole_lanes(head_dim) + 2; }
+[[gnu::always_inline]] constexpr std::size_t query_state(std::size_t head_dim) { return whole_lanes(head_dim) + 2; }
 
 // Queries that see the same pages, for one key head, through blocks [block_begin, block_end). Each query takes the blocks in
 // order and by itself: who walks beside it changes none of its bits.
@@ -132,7 +137,12 @@ struct Kernels {
     std::int64_t (*argmax)(const float* x, std::size_t count);
 };
 
+// Only those that the compiler could build are linked: `isa.cpp` knows.
 const Kernels* portable_kernels();
-const Kernels* avx2_kernels();  // only linked where the compiler targets x86-64
+const Kernels* avx2_kernels();     // AVX2, FMA, F16C
+const Kernels* avxvnni_kernels();  // AVX-VNNI beside AVX2
+const Kernels* avx512_kernels();   // AVX512 F, BW, VL, VNNI
+const Kernels* amx_kernels();      // AMX-TILE, AMX-INT8 beside AVX512
+const Kernels* neon_kernels();     // AArch64 with dot products
 
 }  // namespace branchline

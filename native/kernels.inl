@@ -1,5 +1,6 @@
-// The kernels, written once over eight lanes. Included inside the anonymous namespace of each instruction set, after its
-// lanes; so no two translation units share a function, and none is ever linked for a processor that cannot run it.
+// The kernels, written once over eight lanes, `linear` over pairs of them. Included inside the anonymous namespace of each
+// instruction set, after its lanes, dot products and pairs; so no two translation units share a function, and none is ever
+// linked for a processor that cannot run it.
 
 // ---------------------------------------------------------------- functions
 
@@ -118,88 +119,80 @@ std::int64_t argmax(const float* x, std::size_t count) {
 
 // ---------------------------------------------------------------- linear
 
-constexpr std::size_t kRowTile = 4;
-
-template <bool Half>
-inline F8 load_scale(const std::uint8_t* p) {
-    if constexpr (Half) return load_half(p);
-    float v[8];
-    std::memcpy(v, p, sizeof v);
-    return load(v);
-}
-
-// Each core computes R rows x two panels over all inputs: float accumulation in the order of the inputs.
+// Each core computes R rows x a pair of panels over all inputs: float accumulation in the order of the inputs.
 
 template <Encoding Kind>
 struct Plain {
-    static F8 weights(const std::uint8_t* p, std::size_t k) {
-        if constexpr (Kind == Encoding::f16) return load_half(p + 16 * k);
-        if constexpr (Kind == Encoding::bf16) return load_bfloat(p + 16 * k);
-        return load_scale<false>(p + 32 * k);
-    }
+    static constexpr std::size_t kBytes = kLanes * (Kind == Encoding::f32 ? 4 : 2);
+
     template <int R>
-    static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, F8 (&acc)[R][2]) {
+    static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, Pair (&out)[R]) {
         const float* x = in.x + row * in.width;
-        for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = set1(0.0f);
+        Pair acc[R];
+        for (Pair& a : acc) a = both(0.0f);
         for (std::size_t k = 0; k < in.width; ++k) {
-            const F8 a = weights(w0, k), b = weights(w1, k);
-            for (int r = 0; r < R; ++r) {
-                const F8 each = set1(x[static_cast<std::size_t>(r) * in.width + k]);
-                acc[r][0] = fma(each, a, acc[r][0]);
-                acc[r][1] = fma(each, b, acc[r][1]);
-            }
+            const Pair w = load_pair<Kind>(w0 + k * kBytes, w1 + k * kBytes);
+            for (int r = 0; r < R; ++r) acc[r] = fma(both(x[static_cast<std::size_t>(r) * in.width + k]), w, acc[r]);
         }
+        for (int r = 0; r < R; ++r) out[r] = acc[r];
     }
 };
 
 template <bool Four, bool Half, bool Minima, int Splits>
 struct Grouped {
+    static constexpr Encoding kScale = Half ? Encoding::f16 : Encoding::f32;
     static constexpr std::size_t kCodes = Four ? 128 : 256;
     static constexpr std::size_t kScales = kLanes * (Half ? 2 : 4);
     static constexpr std::size_t kBytes = kCodes + (Splits + Minima) * kScales;
 
     template <int R>
-    static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, F8 (&acc)[R][2]) {
+    static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, Pair (&out)[R]) {
+        // One pointer and a stride, not a pointer for each row: compilers run out of registers, and write them back each time.
         const std::size_t groups = in.width / kGroup;
-        const std::int8_t* codes[R];
-        const float *scales[R], *sums_of[R];
-        for (int r = 0; r < R; ++r) {
-            codes[r] = in.codes + (row + static_cast<std::size_t>(r)) * in.width;
-            scales[r] = in.scales + (row + static_cast<std::size_t>(r)) * groups;
-            sums_of[r] = in.sums + (row + static_cast<std::size_t>(r)) * groups;
-            acc[r][0] = acc[r][1] = set1(0.0f);
-        }
+        const std::int8_t* codes = in.codes + row * in.width;
+        const float *scales = in.scales + row * groups, *totals = in.sums + row * groups;
+        Pair acc[R];
+        for (Pair& a : acc) a = both(0.0f);
         for (std::size_t group = 0; group < groups; ++group) {
             for (int split = 0; split < Splits; ++split) {
-                I8 dot[R][2];
+                IntPair dot[R];
                 if constexpr (Four) {
-                    dot_q4<R>(w0, w1, codes, dot);
+                    dot_q4<R>(w0, w1, codes, in.width, dot);
                 } else {
-                    dot_q8<R>(w0, w1, codes, split * 2 / Splits, (split + 1) * 2 / Splits, dot);
+                    dot_q8<R>(w0, w1, codes, in.width, split * 2 / Splits, (split + 1) * 2 / Splits, dot);
                 }
                 const std::size_t at = kCodes + static_cast<std::size_t>(split) * kScales;
-                const F8 d0 = load_scale<Half>(w0 + at), d1 = load_scale<Half>(w1 + at);
-                for (int r = 0; r < R; ++r) {
-                    const F8 scale = set1(scales[r][group]);
-                    acc[r][0] = fma(to_float(dot[r][0]), mul(d0, scale), acc[r][0]);
-                    acc[r][1] = fma(to_float(dot[r][1]), mul(d1, scale), acc[r][1]);
-                }
+                const Pair d = load_pair<kScale>(w0 + at, w1 + at);
+                for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), mul(d, both(scales[r * groups + group])), acc[r]);
             }
             if constexpr (Minima) {
-                const F8 m0 = load_scale<Half>(w0 + kCodes + Splits * kScales);
-                const F8 m1 = load_scale<Half>(w1 + kCodes + Splits * kScales);
-                for (int r = 0; r < R; ++r) {
-                    const F8 total = set1(sums_of[r][group]);
-                    acc[r][0] = fma(m0, total, acc[r][0]);
-                    acc[r][1] = fma(m1, total, acc[r][1]);
-                }
+                const std::size_t at = kCodes + Splits * kScales;
+                const Pair m = load_pair<kScale>(w0 + at, w1 + at);
+                for (int r = 0; r < R; ++r) acc[r] = fma(m, both(totals[r * groups + group]), acc[r]);
             }
-            for (int r = 0; r < R; ++r) codes[r] += kGroup;
+            codes += kGroup;
             w0 += kBytes;
             w1 += kBytes;
         }
+        for (int r = 0; r < R; ++r) out[r] = acc[r];
     }
 };
+
+// Two panels that are computed side by side: neighbours, or with a gate the same one of both matrices. The last of an odd
+// number of panels is its own neighbour.
+struct Side {
+    std::size_t panel, other;
+    const std::uint8_t *w0, *w1;
+};
+
+template <class Visit>
+inline void each_side(const LinearTask& task, Visit visit) {
+    const bool alone = task.gate != Gate::none;
+    for (std::size_t panel = task.panel_begin; panel < task.panel_end; panel += alone ? 1 : 2) {
+        const std::size_t other = !alone && panel + 1 < task.panel_end ? panel + 1 : panel;
+        visit(Side{panel, other, task.weight->panel(panel), (alone ? task.second : task.weight)->panel(other)});
+    }
+}
 
 inline void put(const LinearTask& task, std::size_t row, std::size_t panel, F8 y) {
     const std::size_t channel = panel * kLanes, left = task.weight->out - channel, count = left < 8 ? left : 8;
@@ -209,39 +202,36 @@ inline void put(const LinearTask& task, std::size_t row, std::size_t panel, F8 y
     store_up_to(out, y, count);
 }
 
-template <class Core, int R>
-inline void tile(const LinearTask& task, std::size_t row, std::size_t panel, std::size_t other, const std::uint8_t* w0,
-                 const std::uint8_t* w1) {
-    F8 acc[R][2];
-    Core::template run<R>(w0, w1, task.in, row, acc);
-    for (int r = 0; r < R; ++r) {
-        const std::size_t at = row + static_cast<std::size_t>(r);
-        if (task.gate != Gate::none) {
-            put(task, at, panel, gated(task.gate, acc[r][0], acc[r][1]));
-            continue;
-        }
-        put(task, at, panel, acc[r][0]);
-        if (other != panel) put(task, at, other, acc[r][1]);
+// Not inlined: once per tile it costs nothing, and copied into every loop it would be most of this file's machine code.
+[[gnu::noinline]] void finish(const LinearTask& task, const Side& side, std::size_t row, const Pair* sums,
+                              std::size_t count) {
+    for (std::size_t r = 0; r < count; ++r) {
+        const F8 a = first(sums[r]), b = second(sums[r]);
+        put(task, row + r, side.panel, task.gate == Gate::none ? a : gated(task.gate, a, b));
+        if (side.other != side.panel) put(task, row + r, side.other, b);
     }
+}
+
+template <class Core, int R>
+inline void tile(const LinearTask& task, const Side& side, std::size_t row) {
+    Pair sums[R];
+    Core::template run<R>(side.w0, side.w1, task.in, row, sums);
+    finish(task, side, row, sums, R);
+}
+
+// The last rows, at most R of them.
+template <class Core, int R>
+inline void tail(const LinearTask& task, const Side& side, std::size_t row) {
+    if constexpr (R > 0) task.row_end - row == R ? tile<Core, R>(task, side, row) : tail<Core, R - 1>(task, side, row);
 }
 
 template <class Core>
 void linear_of(const LinearTask& task) {
-    const std::size_t step = task.gate == Gate::none ? 2 : 1;
-    for (std::size_t panel = task.panel_begin; panel < task.panel_end; panel += step) {
-        const bool paired = task.gate == Gate::none && panel + 1 < task.panel_end;
-        const std::size_t other = paired ? panel + 1 : panel;
-        const std::uint8_t* w0 = task.weight->panel(panel);
-        const std::uint8_t* w1 = task.gate == Gate::none ? task.weight->panel(other) : task.second->panel(panel);
+    each_side(task, [&](const Side& side) {
         std::size_t row = task.row_begin;
-        for (; row + kRowTile <= task.row_end; row += kRowTile) tile<Core, kRowTile>(task, row, panel, other, w0, w1);
-        switch (task.row_end - row) {
-            case 3: tile<Core, 3>(task, row, panel, other, w0, w1); break;
-            case 2: tile<Core, 2>(task, row, panel, other, w0, w1); break;
-            case 1: tile<Core, 1>(task, row, panel, other, w0, w1); break;
-            default: break;
-        }
-    }
+        for (; row + kRowTile <= task.row_end; row += kRowTile) tile<Core, kRowTile>(task, side, row);
+        tail<Core, kRowTile - 1>(task, side, row);
+    });
 }
 
 template <bool Half>
@@ -316,7 +306,7 @@ void find_block(const AttendTask& task, std::size_t start, std::size_t end, Bloc
             ++page_index;
         }
     }
-    if constexpr (sizeof(T) == 1) std::fill(block.value_scales + block.known, block.value_scales + kBlock, 0.0f);
+    for (std::size_t i = block.known; sizeof(T) == 1 && i < kBlock; ++i) block.value_scales[i] = 0.0f;
     for (std::size_t v = 0; v < kVectors; ++v) {
         const std::size_t behind = (block.known + kLanes - 1) / kLanes;
         if (!direct) {
@@ -489,6 +479,14 @@ void attend(const AttendTask& task) {
         case KvKind::bf16: return attend_of<BFloat>(task);
         case KvKind::i8: return attend_of<std::int8_t>(task);
     }
+}
+
+// A unit that brings nothing but a better `linear` takes the rest from another one; then nothing refers to the functions
+// here, and they are not compiled.
+inline Kernels with_linear(Kernels others, void (*better)(const LinearTask&)) {
+    others.name = kName;
+    others.linear = better;
+    return others;
 }
 
 const Kernels kTable = {kName, linear, quantize, norm, rotate, gate, add_rows, attend, argmax};

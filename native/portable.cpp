@@ -1,5 +1,4 @@
 // The kernels in plain C++: they run everywhere and define what every other instruction set must compute.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -10,7 +9,9 @@ namespace branchline {
 namespace {
 
 constexpr const char* kName = "portable";
+constexpr int kRowTile = 1;  // more together would be no faster: the time goes into fused multiply-adds
 #include "simd_portable.h"
+#include "pair.h"
 #include "kernels.inl"
 
 }  // namespace

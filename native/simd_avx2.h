@@ -1,4 +1,5 @@
 // Eight lanes on AVX2, FMA and F16C. Each function gives the bits of its namesake in simd_portable.h.
+// Dot products are in files of their own (dot_avx2.h, dot_vnni.h, dot_avx512.h).
 
 struct F8 {
     __m256 v;
@@ -95,66 +96,4 @@ inline __m256i repeat_four(const std::int8_t* p) {
     std::int32_t bytes;
     std::memcpy(&bytes, p, sizeof bytes);
     return _mm256_set1_epi32(bytes);
-}
-
-// Keeps a sum in its register: left alone, compilers reorder integer sums and spill every product.
-inline void pin(__m256i& sum) { __asm__("" : "+x"(sum)); }
-
-// Unsigned 4-bit times signed bytes: sums of pairs stay below 3,810, of eight of them below 30,480, so 16 bits hold a group.
-template <int R>
-inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* const (&a)[R], I8 (&dot)[R][2]) {
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256i total[R][2];
-    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
-    const auto add_products = [&](__m256i code0, __m256i code1, int input) {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const __m256i four = repeat_four(a[r] + input);
-            total[r][0] = _mm256_add_epi16(total[r][0], _mm256_maddubs_epi16(code0, four));
-            total[r][1] = _mm256_add_epi16(total[r][1], _mm256_maddubs_epi16(code1, four));
-            pin(total[r][0]);
-            pin(total[r][1]);
-        }
-    };
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-        const __m256i both0 = load_bytes(w0 + 32 * j), both1 = load_bytes(w1 + 32 * j);
-        add_products(_mm256_and_si256(both0, low), _mm256_and_si256(both1, low), 4 * j);
-        add_products(_mm256_and_si256(_mm256_srli_epi16(both0, 4), low), _mm256_and_si256(_mm256_srli_epi16(both1, 4), low),
-                     16 + 4 * j);
-    }
-    const __m256i ones = _mm256_set1_epi16(1);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-        dot[r][0].v = _mm256_madd_epi16(total[r][0], ones);
-        dot[r][1].v = _mm256_madd_epi16(total[r][1], ones);
-    }
-}
-
-// Signed times signed: |w| * (sign(w) a). Sums of pairs stay below 128 * 127 * 2 = 32,512.
-template <int R>
-inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* const (&a)[R], int begin, int end,
-                   I8 (&dot)[R][2]) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i total[R][2];
-    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-    for (int j = 4 * begin; j < 4 * end; ++j) {
-        const __m256i code0 = load_bytes(w0 + 32 * j), code1 = load_bytes(w1 + 32 * j);
-        const __m256i size0 = _mm256_abs_epi8(code0), size1 = _mm256_abs_epi8(code1);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const __m256i four = repeat_four(a[r] + 4 * j);
-            const __m256i p0 = _mm256_maddubs_epi16(size0, _mm256_sign_epi8(four, code0));
-            const __m256i p1 = _mm256_maddubs_epi16(size1, _mm256_sign_epi8(four, code1));
-            total[r][0] = _mm256_add_epi32(total[r][0], _mm256_madd_epi16(p0, ones));
-            total[r][1] = _mm256_add_epi32(total[r][1], _mm256_madd_epi16(p1, ones));
-            pin(total[r][0]);
-            pin(total[r][1]);
-        }
-    }
-    for (int r = 0; r < R; ++r) {
-        dot[r][0].v = total[r][0];
-        dot[r][1].v = total[r][1];
-    }
 }

@@ -128,7 +128,7 @@ inline bool all_finite(F8 a) {
 
 // Exact dot products of one group: R rows of 32 bytes with 8 channels of each of two panels.
 template <int R>
-inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* const (&a)[R], I8 (&dot)[R][2]) {
+inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, I8 (&dot)[R][2]) {
     for (int r = 0; r < R; ++r) {
         for (int p = 0; p < 2; ++p) {
             const std::uint8_t* w = p ? w1 : w0;
@@ -137,7 +137,7 @@ inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
                 for (int j = 0; j < 4; ++j) {
                     for (int i = 0; i < 4; ++i) {
                         const int code = w[32 * j + 4 * c + i];
-                        total += (code & 15) * a[r][4 * j + i] + (code >> 4) * a[r][16 + 4 * j + i];
+                        total += (code & 15) * a[r * width + 4 * j + i] + (code >> 4) * a[r * width + 16 + 4 * j + i];
                     }
                 }
                 dot[r][p].v[c] = total;
@@ -147,7 +147,7 @@ inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
 }
 // The same for inputs [16 begin, 16 end) of a group of signed bytes.
 template <int R>
-inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* const (&a)[R], int begin, int end,
+inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, int begin, int end,
                    I8 (&dot)[R][2]) {
     for (int r = 0; r < R; ++r) {
         for (int p = 0; p < 2; ++p) {
@@ -156,7 +156,7 @@ inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
                 std::int32_t total = 0;
                 for (int j = 4 * begin; j < 4 * end; ++j) {
                     for (int i = 0; i < 4; ++i) {
-                        total += static_cast<std::int8_t>(w[32 * j + 4 * c + i]) * a[r][4 * j + i];
+                        total += static_cast<std::int8_t>(w[32 * j + 4 * c + i]) * a[r * width + 4 * j + i];
                     }
                 }
                 dot[r][p].v[c] = total;

@@ -1,0 +1,28 @@
+// The linear kernel on AVX512 with VNNI, two panels at once; all else is AVX2's. Compiled with these instructions, so
+// nothing here may run before `isa.cpp` has looked.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "half.h"
+#include "kernels.h"
+
+namespace branchline {
+namespace {
+
+constexpr const char* kName = "avx512";
+constexpr int kRowTile = 4;  // rows whose sums stay in registers
+#include "simd_avx2.h"
+#include "pair_avx512.h"
+#include "dot_avx512.h"
+#include "kernels.inl"
+
+}  // namespace
+
+const Kernels* avx512_kernels() {
+    static const Kernels table = with_linear(*avx2_kernels(), linear);
+    return &table;
+}
+
+}  // namespace branchline

@@ -1,0 +1,55 @@
+// Dot products of bytes with 256-bit VNNI, after simd_avx2.h. Each function gives the bits of its namesake in
+// simd_portable.h: the instruction adds four exact products to a 32-bit sum and never saturates.
+
+// Unsigned 4-bit times signed bytes: what the instruction is made for.
+template <int R>
+inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, I8 (&dot)[R][2]) {
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i total[R][2];
+    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
+    const auto add_products = [&](__m256i code0, __m256i code1, int input) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const __m256i four = repeat_four(a + r * width + input);
+            total[r][0] = _mm256_dpbusd_avx_epi32(total[r][0], code0, four);
+            total[r][1] = _mm256_dpbusd_avx_epi32(total[r][1], code1, four);
+        }
+    };
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        const __m256i both0 = load_bytes(w0 + 32 * j), both1 = load_bytes(w1 + 32 * j);
+        add_products(_mm256_and_si256(both0, low), _mm256_and_si256(both1, low), 4 * j);
+        add_products(_mm256_and_si256(_mm256_srli_epi16(both0, 4), low), _mm256_and_si256(_mm256_srli_epi16(both1, 4), low),
+                     16 + 4 * j);
+    }
+    for (int r = 0; r < R; ++r) {
+        dot[r][0].v = total[r][0];
+        dot[r][1].v = total[r][1];
+    }
+}
+
+// Signed times signed, where the instruction wants one factor unsigned: sum (a + 128) w - 128 sum w. It is the activations
+// that are shifted, because then the correction belongs to the weights and all rows share it.
+template <int R>
+inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, int begin, int end,
+                   I8 (&dot)[R][2]) {
+    const __m256i shift = _mm256_set1_epi8(-128);  // as a signed byte; unsigned it is 128
+    __m256i total[R][2], excess[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int j = 4 * begin; j < 4 * end; ++j) {
+        const __m256i code0 = load_bytes(w0 + 32 * j), code1 = load_bytes(w1 + 32 * j);
+        excess[0] = _mm256_dpbusd_avx_epi32(excess[0], shift, code0);
+        excess[1] = _mm256_dpbusd_avx_epi32(excess[1], shift, code1);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const __m256i four = _mm256_xor_si256(repeat_four(a + r * width + 4 * j), shift);
+            total[r][0] = _mm256_dpbusd_avx_epi32(total[r][0], four, code0);
+            total[r][1] = _mm256_dpbusd_avx_epi32(total[r][1], four, code1);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        dot[r][0].v = _mm256_sub_epi32(total[r][0], excess[0]);
+        dot[r][1].v = _mm256_sub_epi32(total[r][1], excess[1]);
+    }
+}
