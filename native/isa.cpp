@@ -5,11 +5,9 @@
 #ifdef BRANCHLINE_AVX2
 #include <cpuid.h>
 #endif
-#if defined(BRANCHLINE_AMX) || defined(BRANCHLINE_NEON)
-#include <unistd.h>
-#endif
 #ifdef BRANCHLINE_AMX
 #include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #ifdef BRANCHLINE_NEON
 #include <sys/auxv.h>
