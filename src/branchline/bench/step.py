@@ -42,7 +42,7 @@ KV_SHARE = 0.5
 """Share of the available memory that KV pages may take."""
 FLOAT32_BYTES = 4
 REST = "rest"
-"""Of a step: what no operator takes. Sampling, arrays, page tables."""
+"""Of a step: what no operator takes. Arrays, page tables; sampling in the reference executor."""
 
 OpTimes: TypeAlias = Mapping[str, float]
 """Nanoseconds by kind of operator."""
