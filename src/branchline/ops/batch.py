@@ -49,8 +49,9 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> Self:
-        values = np.concatenate(rows).astype(dtype, copy=False) if rows else np.zeros(0, dtype)
-        return cls(np.cumsum([0, *map(len, rows)]), values)
+        if not any(map(len, rows)):  # most columns of most steps
+            return cls(np.zeros(len(rows) + 1, np.intp), np.zeros(0, dtype))
+        return cls(np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(dtype, copy=False))
 
     def __getitem__(self, row: int) -> npt.NDArray[Any]:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
