@@ -7,7 +7,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -153,12 +155,120 @@ Output<float, nb::ndim<2>> logits(Model& model, const Table<float>& hidden) {
     return out;
 }
 
-Output<std::int64_t, nb::ndim<1>> greedy(Model& model, const Table<float>& hidden, std::size_t limit) {
+// ---------------------------------------------------------------- sampling
+
+template <class T>
+struct Ragged {  // `ops.batch.Ragged`
+    Vector<std::int64_t> offsets;
+    Vector<T> values;
+
+    Ragged(nb::handle columns, const char* name, std::size_t rows)
+        : offsets(nb::cast<Vector<std::int64_t>>(columns.attr(name).attr("offsets"))),
+          values(nb::cast<Vector<T>>(columns.attr(name).attr("values"))) {
+        bool fits = offsets.shape(0) == rows + 1 && offsets.data()[0] == 0;
+        for (std::size_t i = 0; fits && i < rows; ++i) fits = offsets.data()[i] <= offsets.data()[i + 1];
+        require(fits && offsets.data()[rows] == static_cast<std::int64_t>(values.shape(0)), "a ragged column does not fit");
+    }
+
+    std::span<const T> operator[](std::size_t row) const {
+        return {values.data() + offsets.data()[row], values.data() + offsets.data()[row + 1]};
+    }
+};
+
+// Rows that read from the arrays of `ops.batch.SamplingColumns`, which are kept alive with them.
+class Columns {
+public:
+    Columns(nb::handle columns, std::size_t rows)
+        : limit(nb::cast<std::size_t>(columns.attr("token_limit"))),
+          known_(columns, "known", rows),
+          bias_ids_(columns, "bias_ids", rows),
+          forbidden_(columns, "forbidden", rows),
+          bias_values_(columns, "bias_values", rows),
+          mask_(columns, "mask", rows),
+          rows(rows) {
+        put<double>(columns, "temperature", &Sampling::temperature);
+        put<double>(columns, "top_p", &Sampling::top_p);
+        put<double>(columns, "min_p", &Sampling::min_p);
+        put<double>(columns, "repetition_penalty", &Sampling::repetition_penalty);
+        put<double>(columns, "presence_penalty", &Sampling::presence_penalty);
+        put<double>(columns, "frequency_penalty", &Sampling::frequency_penalty);
+        put<std::int64_t>(columns, "top_k", &Sampling::top_k);
+        put<std::int64_t>(columns, "logprobs", &Sampling::logprobs);
+        put<std::int64_t>(columns, "prompt_count", &Sampling::prompt_count);
+        put<std::int64_t>(columns, "position", &Sampling::position);
+        put<std::uint64_t>(columns, "seed", &Sampling::seed);
+        for (std::size_t i = 0; i < rows; ++i) {
+            Sampling& row = this->rows[i];
+            row.known = known_[i], row.forbidden = forbidden_[i], row.mask = mask_[i];
+            row.bias_ids = bias_ids_[i], row.bias_values = bias_values_[i];
+            require(row.bias_ids.size() == row.bias_values.size(), "biases do not fit their ids");
+            require(row.mask.empty() || row.mask.size() * 32 >= limit, "a mask is too short");
+            for (const auto& ids : {row.bias_ids, row.forbidden}) {
+                for (std::int64_t id : ids) require(id >= 0 && static_cast<std::size_t>(id) < limit, "there is no such id");
+            }
+        }
+    }
+
+    std::size_t limit;
+
+private:
+    template <class T>
+    void put(nb::handle columns, const char* name, T Sampling::*field) {
+        const auto column = nb::cast<Vector<T>>(columns.attr(name));
+        require(column.shape(0) == rows.size(), "the columns are not equally long");
+        for (std::size_t i = 0; i < rows.size(); ++i) rows[i].*field = column.data()[i];
+    }
+
+    Ragged<std::int64_t> known_, bias_ids_, forbidden_;
+    Ragged<float> bias_values_;
+    Ragged<std::uint32_t> mask_;
+
+public:
+    std::vector<Sampling> rows;
+};
+
+// The arrays of `ops.batch.Choices`.
+nb::tuple told(const std::vector<Choice>& choices) {
+    std::size_t widest = 0;
+    for (const Choice& choice : choices) widest = std::max(widest, choice.top.size());
+    auto tokens = fresh<std::int64_t, nb::ndim<1>>({choices.size()});
+    auto logprobs = fresh<double, nb::ndim<1>>({choices.size()});
+    auto top_tokens = fresh<std::int64_t, nb::ndim<2>>({choices.size(), widest});
+    auto top_logprobs = fresh<double, nb::ndim<2>>({choices.size(), widest});
+    for (std::size_t row = 0; row < choices.size(); ++row) {
+        const Choice& choice = choices[row];
+        tokens.data()[row] = choice.token;
+        logprobs.data()[row] = choice.logprob;
+        for (std::size_t i = 0; i < widest; ++i) {
+            const bool is = i < choice.top.size();
+            top_tokens.data()[row * widest + i] = is ? choice.top[i].id : -1;
+            top_logprobs.data()[row * widest + i] = is ? choice.top[i].value : std::numeric_limits<double>::quiet_NaN();
+        }
+    }
+    return nb::make_tuple(tokens, logprobs, top_tokens, top_logprobs);
+}
+
+nb::tuple sample(Model& model, const Table<float>& hidden, nb::handle columns) {
     require(hidden.shape(1) == model.program.hidden_width(), "these are not hidden rows of this model");
-    auto out = fresh<std::int64_t, nb::ndim<1>>({hidden.shape(0)});
-    const nb::gil_scoped_release unlocked;
-    model.program.greedy(hidden.data(), hidden.shape(0), limit, out.data());
-    return out;
+    const Columns how(columns, hidden.shape(0));
+    std::vector<Choice> choices;
+    {
+        const nb::gil_scoped_release unlocked;
+        choices = model.program.sample(hidden.data(), how.rows, how.limit);
+    }
+    return told(choices);
+}
+
+nb::tuple score(Model& model, const Table<float>& hidden, const Vector<std::int64_t>& tokens, std::size_t top,
+                std::size_t limit) {
+    require(hidden.shape(1) == model.program.hidden_width(), "these are not hidden rows of this model");
+    require(tokens.shape(0) == hidden.shape(0), "there is not one token for each row");
+    std::vector<Choice> choices;
+    {
+        const nb::gil_scoped_release unlocked;
+        choices = model.program.score(hidden.data(), tokens.data(), tokens.shape(0), top, limit);
+    }
+    return told(choices);
 }
 
 void add_linear(Model& model, std::size_t x, const std::vector<std::shared_ptr<Matrix>>& weights,
@@ -215,6 +325,19 @@ Output<float, nb::ndim<1>> norm_alone(const std::string& isa, const Vector<float
     return out;
 }
 
+nb::tuple sample_alone(const Table<float>& logits, nb::handle columns) {
+    const Columns how(columns, logits.shape(0));
+    require(how.limit <= logits.shape(1), "there are no such ids");
+    Sampler sampler;
+    std::vector<Choice> choices;
+    std::vector<float> row(how.limit);
+    for (std::size_t i = 0; i < how.rows.size(); ++i) {
+        std::copy_n(logits.data() + i * logits.shape(1), how.limit, row.data());
+        choices.push_back(sampler.choose(row.data(), how.limit, how.rows[i]));
+    }
+    return told(choices);
+}
+
 std::int64_t argmax_alone(const std::string& isa, const Vector<float>& x) {
     require(x.shape(0) > 0, "nothing to choose from");
     return choose_kernels(isa)->argmax(x.data(), x.shape(0));
@@ -230,6 +353,7 @@ NB_MODULE(_native, module) {
     module.def("gate", &gate_alone, "isa"_a, "kind"_a, "gate"_a, "up"_a);
     module.def("norm", &norm_alone, "isa"_a, "x"_a, "weight"_a, "eps"_a);
     module.def("argmax", &argmax_alone, "isa"_a, "x"_a);
+    module.def("sample", &sample_alone, "logits"_a, "columns"_a);
 
     nb::class_<Matrix>(module, "Matrix")
         .def("__init__",
@@ -285,7 +409,8 @@ NB_MODULE(_native, module) {
              "weight"_a)
         .def("forward", &forward, "tokens"_a, "positions"_a, "row_offsets"_a, "page_tables"_a)
         .def("logits", &logits, "hidden"_a)
-        .def("greedy", &greedy, "hidden"_a, "limit"_a)
+        .def("sample", &sample, "hidden"_a, "columns"_a)
+        .def("score", &score, "hidden"_a, "tokens"_a, "top"_a, "limit"_a)
         .def("take_times", [](Model& model) { return model.program.take_times(); })
         .def_prop_ro("isa", [](const Model& model) { return std::string(model.program.isa()); });
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -18,6 +19,7 @@ constexpr std::size_t kSerialNumbers = 16384;     // below this many numbers wak
 constexpr std::size_t kRowBytes = 192 * 1024;     // inputs of a linear task: they stay in the second cache
 constexpr std::size_t kTasksPerThread = 4;
 constexpr std::size_t kHeadChannels = 1024;       // logits of a task of the greedy head
+constexpr std::size_t kSlabRows = 32;             // whose logits exist at the same time
 
 std::size_t over(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
@@ -30,7 +32,7 @@ void require(bool truth, const char* message) {
 // ---------------------------------------------------------------- building
 
 Program::Program(Pages pages, std::size_t threads, const Kernels* kernels)
-    : pages_(pages), kernels_(kernels), pool_(std::max<std::size_t>(1, threads)) {}
+    : pages_(pages), kernels_(kernels), samplers_(std::max<std::size_t>(1, threads)), pool_(samplers_.size()) {}
 
 void Program::Value::reserve(std::size_t tokens) {
     if (x.size() < tokens * width) x.resize(tokens * width);
@@ -506,11 +508,66 @@ void Program::logits(const float* hidden, std::size_t rows, float* out) {
     });
 }
 
-void Program::greedy(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out) {
+// Logits of ids below `limit`, a slab of rows after the other; then visit(sampler, row, logits), rows shared among threads.
+template <class Visit>
+void Program::each_logits(const float* hidden, std::size_t rows, std::size_t limit, const char* kind, Visit visit) {
+    const Panels& panels = head_->panels();
+    const std::size_t count = over(limit, kLanes), stride = count * kLanes;
+    if (slab_.size() < std::min(rows, kSlabRows) * stride) slab_.resize(std::min(rows, kSlabRows) * stride);
+    for (std::size_t first = 0; first < rows; first += kSlabRows) {
+        const std::size_t width = std::min(kSlabRows, rows - first), tasks = std::min(width, samplers_.size());
+        timed("Logits", [&] {
+            const Rows in = head_rows(hidden + first * hidden_width(), width);
+            cut({&panels, nullptr, Gate::none, 0, count, 0, width, in, slab_.data(), stride, nullptr, false});
+            run_tasks();
+        });
+        timed(kind, [&] {
+            pool_.run(tasks, [&](std::size_t task) {
+                for (std::size_t row = task; row < width; row += tasks) {
+                    visit(samplers_[task], first + row, &slab_[row * stride]);
+                }
+            });
+        });
+    }
+}
+
+// Rows that want nothing but the best token are spared their logits.
+std::vector<Choice> Program::sample(const float* hidden, const std::vector<Sampling>& rows, std::size_t limit) {
     require(limit > 0 && limit <= vocab_size(), "there are no such ids");
-    if (rows == 0) return;
     const Pool::Step awake(pool_);
-    timed("Logits", [&] { choose(hidden, rows, limit, out); });
+    std::vector<std::size_t> order(rows.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    const auto border = std::stable_partition(order.begin(), order.end(), [&](std::size_t row) {
+        return wants_only_the_best(rows[row]);
+    });
+    const std::size_t simple = static_cast<std::size_t>(border - order.begin());
+    std::vector<float> gathered(rows.size() * hidden_width());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+        std::memcpy(&gathered[i * hidden_width()], hidden + order[i] * hidden_width(), hidden_width() * sizeof(float));
+    }
+    std::vector<Choice> choices(rows.size());
+    if (simple > 0) {
+        std::vector<std::int64_t> best(simple);
+        timed("Logits", [&] { choose(gathered.data(), simple, limit, best.data()); });
+        for (std::size_t i = 0; i < simple; ++i) choices[order[i]].token = best[i];
+    }
+    each_logits(gathered.data() + simple * hidden_width(), rows.size() - simple, limit, "Sample",
+                [&](Sampler& sampler, std::size_t index, float* logits) {
+                    const std::size_t row = order[simple + index];
+                    choices[row] = sampler.choose(logits, limit, rows[row]);
+                });
+    return choices;
+}
+
+std::vector<Choice> Program::score(const float* hidden, const std::int64_t* tokens, std::size_t rows, std::size_t top,
+                                   std::size_t limit) {
+    require(limit > 0 && limit <= vocab_size(), "there are no such ids");
+    const Pool::Step awake(pool_);
+    std::vector<Choice> choices(rows);
+    each_logits(hidden, rows, limit, "Score", [&](Sampler&, std::size_t row, float* logits) {
+        choices[row] = Sampler::score(logits, limit, tokens[row], top);
+    });
+    return choices;
 }
 
 void Program::choose(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out) {

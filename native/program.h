@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "matrix.h"
 #include "pool.h"
+#include "sample.h"
 
 namespace branchline {
 
@@ -90,8 +91,11 @@ public:
     // Raises std::invalid_argument if the step names a token or a page that does not exist. `hidden`: [tokens, hidden_width].
     void forward(const Step& step, float* hidden);
     void logits(const float* hidden, std::size_t rows, float* out);
-    // The lowest id of the largest logit among ids below `limit`; -1 where one of them is not finite.
-    void greedy(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out);
+    // A choice among ids below `limit` for each row of `hidden`.
+    std::vector<Choice> sample(const float* hidden, const std::vector<Sampling>& rows, std::size_t limit);
+    // Log probabilities of a given token, and of the `top` most likely ones, for each row of `hidden`.
+    std::vector<Choice> score(const float* hidden, const std::int64_t* tokens, std::size_t rows, std::size_t top,
+                              std::size_t limit);
 
     // Nanoseconds since the last call, by kind of operator; the first call begins to watch.
     std::map<std::string, double> take_times();
@@ -135,6 +139,8 @@ private:
     template <class Run>
     void timed(const char* kind, const Run& run);
     void choose(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out);
+    template <class Visit>
+    void each_logits(const float* hidden, std::size_t rows, std::size_t limit, const char* kind, Visit visit);
     Value& define(std::size_t index, std::size_t width);
     void need_groups(std::size_t index, const Matrix& weight);
     template <class Visit>
@@ -160,6 +166,8 @@ private:
     std::shared_ptr<Matrix> embedding_, head_;
     std::size_t head_value_ = 0;
     Value head_input_;
+    std::vector<float> slab_;        // logits of some rows
+    std::vector<Sampler> samplers_;  // one for each thread
     const Step* step_ = nullptr;
     std::vector<std::size_t> walkers_;          // tokens, in the order in which tiles name them
     std::vector<std::vector<Tile>> phases_;     // shared blocks, outermost first; then what each row sees alone

@@ -17,10 +17,11 @@ from branchline.models.random import RandomCheckpoint, tiny_config
 from branchline.models.registry import build_graph
 from branchline.models.repack import repack
 from branchline.ops import native as face
-from branchline.ops.batch import Batch
+from branchline.ops.batch import NOT_FINITE, Batch
 from branchline.ops.graph import Add, Embed, GatedActivation, Graph, Linear, Logits, Norm
 from branchline.ops.lower import GatedLinear, JoinedLinear, ResidualLinear, lower
 from branchline.ops.native import NativeExecutor
+from tests.support.columns import columns
 from tests.support.executors import NATIVE, executor_with_pool, make_executor, make_pool
 
 needs_kernels = pytest.mark.skipif(not NATIVE, reason="the native kernels were not built")
@@ -79,7 +80,10 @@ def test_bits_do_not_depend_on_the_instruction_set(name, default_checkpoint, rea
     batch = rows_batch((text_tokens[:70], 0, 0))
     hidden = other.forward(batch)
     assert (hidden == real.forward(batch)).all()
-    assert (other.greedy(hidden, 49_152) == real.greedy(hidden, 49_152)).all()
+    for wish in ({}, {"temperature": 0.8, "top_p": 0.95, "logprobs": 3}):
+        found, expected = (of.sample(hidden, columns(70, 49_152, **wish)) for of in (other, real))
+        assert (found.tokens == expected.tokens).all()
+        assert (found.top_logprobs == expected.top_logprobs).all()
 
 
 @needs_kernels
@@ -87,10 +91,10 @@ def test_greedy_is_the_largest_logit_below_the_limit(real, text_tokens):
     hidden = real.forward(rows_batch((text_tokens[:30], 0, 0)))
     logits = real.logits(hidden)
     for limit in (1, 7, 1000, 1024, 1025, 49_151, 49_152):
-        assert real.greedy(hidden, limit).tolist() == logits[:, :limit].argmax(axis=1).tolist()
+        assert real.sample(hidden, columns(30, limit)).tokens.tolist() == logits[:, :limit].argmax(axis=1).tolist()
     hidden[3] = np.nan
-    assert real.greedy(hidden, 49_152)[3] == -1
-    assert real.greedy(hidden[:0], 49_152).tolist() == []
+    assert real.sample(hidden, columns(30, 49_152)).tokens[3] == NOT_FINITE
+    assert real.sample(hidden[:0], columns(0, 49_152)).tokens.tolist() == []
 
 
 # ---------------------------------------------------------------- closeness

@@ -15,9 +15,10 @@ from branchline.models.config import RopeConfig
 from branchline.models.quants import dequantize
 from branchline.models.random import RandomCheckpoint, tiny_config
 from branchline.models.registry import build_graph
-from branchline.ops.batch import Batch
+from branchline.ops.batch import NOT_FINITE, Batch
 from branchline.ops.graph import GatedActivation, Graph
 from branchline.ops.reference import ReferenceExecutor
+from tests.support.columns import columns
 from tests.support.executors import EXECUTORS, make_executor, make_pool
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -117,7 +118,8 @@ class Bench:
         logits = self.executor.logits(hidden)
         assert logits.dtype == np.float32
         finite = np.isfinite(logits).all(axis=1)
-        assert self.executor.greedy(hidden, 100).tolist() == np.where(finite, logits[:, :100].argmax(axis=1), -1).tolist()
+        best = self.executor.sample(hidden, columns(len(hidden), 100)).tokens
+        assert best.tolist() == np.where(finite, logits[:, :100].argmax(axis=1), NOT_FINITE).tolist()
         return np.split(logits, batch.row_offsets[1:-1])
 
     def run_in_chunks(self, tokens: list[int], cuts: list[int]) -> np.ndarray:

@@ -19,9 +19,9 @@ import pytest
 import branchline.api.body
 import branchline.api.fanout
 import branchline.core.limits
+import branchline.ops.sample
 import branchline.sched.compose
 import branchline.text.side
-import branchline.worker.sample
 from branchline.api.auth import HostRule, Keyring
 from branchline.base.errors import InvalidRequest
 from branchline.base.finish import FinishReason
@@ -733,30 +733,30 @@ def prompt_of_the_whole_context(original):
 # ---------------------------------------------------------------- sampler
 
 
-@bug("R087", branchline.worker.sample, "LOGIT_STEPS",
+@bug("R087", branchline.ops.sample, "LOGIT_STEPS",
      test="tests.worker.test_sample:test_penalties_reach_back_to_the_beginning")  # fmt: skip
 def penalty_over_the_last_tokens_only(original):
     """A repetition penalty looks back 20 tokens only."""
 
-    def faulty(logits, sequence):
-        penalty = np.float32(sequence.sampling.repetition_penalty)
-        seen = np.unique(sequence.tokens[-20:])
+    def faulty(logits, columns, row):
+        penalty = np.float32(columns.repetition_penalty[row])
+        seen = np.unique(columns.known[row][-20:])
         logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
 
-    return _replaced(original, branchline.worker.sample.penalise_repetition, faulty)
+    return _replaced(original, branchline.ops.sample.penalise_repetition, faulty)
 
 
-@bug("own", branchline.worker.sample, "LOGIT_STEPS", test="tests.worker.test_sample:test_masked_tokens_are_never_drawn")
+@bug("own", branchline.ops.sample, "LOGIT_STEPS", test="tests.worker.test_sample:test_masked_tokens_are_never_drawn")
 def stop_tokens_not_masked(original):
     """An end token may come before min_tokens."""
-    return _replaced(original, branchline.worker.sample.mask_stops, lambda logits, sequence: None)
+    return _replaced(original, branchline.ops.sample.forbid, lambda logits, columns, row: None)
 
 
 def _replaced(steps, step, faulty):
     return tuple((wanted, faulty if known is step else known) for wanted, known in steps)
 
 
-@bug("R030", branchline.worker.sample, "GREEDY_BELOW",
+@bug("R030", branchline.ops.sample, "GREEDY_BELOW",
      test="tests.worker.test_sample:test_small_temperatures_are_greedy", arguments=(0.0,))  # fmt: skip
 def tiny_temperature_divides(original):
     """A temperature of nothing is divided by."""

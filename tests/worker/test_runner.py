@@ -12,6 +12,7 @@ from branchline.base.errors import InvariantBroken, StepFailed
 from branchline.core.plan import PageCopy, PlanRow, SlotOpen, StepPlan
 from branchline.core.request import SamplingParams
 from branchline.models.random import RandomCheckpoint, tiny_config
+from branchline.ops.sample import choose, gather, score_row
 from branchline.worker.runner import LOST, LocalWorker
 from tests.support.executors import BEST, executor_with_pool
 
@@ -47,10 +48,15 @@ class Scripted:
         logits = np.tile(-0.1 * np.arange(VOCAB, dtype=np.float32), (len(hidden), 1))
         logits[np.arange(len(hidden)), best] = 1
         logits[:, VOCAB - 5 :] = 9  # ids that no tokenizer knows
+        logits[np.isnan(hidden).any(axis=1)] = np.nan
         return logits
 
-    def greedy(self, hidden, token_limit):
-        return np.where(np.isfinite(hidden).all(axis=1), self.logits(hidden)[:, :token_limit].argmax(axis=1), -1)
+    def sample(self, hidden, columns):
+        return choose(self.logits(hidden)[:, : columns.token_limit], columns)
+
+    def score(self, hidden, tokens, top, token_limit):
+        rows = zip(self.logits(hidden)[:, :token_limit], tokens, strict=True)
+        return gather(score_row(logits, int(token), top) for logits, token in rows)
 
 
 def follow(token, position):
@@ -171,6 +177,21 @@ def test_poisoned_row_gets_an_error_and_its_neighbours_a_token(worker):
 def test_poison_in_a_chunk_is_found_before_its_pages_are_shared(worker):
     result = run(worker, 1, [row(0, 0, 2, sample=False)], [open_slot(0, (POISON, 2, 3))])
     assert "not finite" in result.rows[0].error
+
+
+def test_a_row_that_may_choose_nothing_gets_an_error_and_its_neighbour_a_token(worker):
+    barred = SlotOpen(0, 100, 0, (1,), 1, SamplingParams(temperature=0, min_tokens=1), 5, tuple(range(VOCAB)))
+    rows = run(worker, 1, [row(0, 0, 1), row(1, 0, 1)], [barred, open_slot(1, (2,))]).rows
+    assert rows[0].token is None
+    assert "forbidden" in rows[0].error
+    assert rows[1].token == follow(2, 0)
+
+
+def test_a_prompt_token_that_cannot_be_drawn_has_no_logprob(worker):
+    opens = [open_slot(0, (1, VOCAB - 3, 3), prompt_logprobs=0), open_slot(1, (2,))]
+    rows = run(worker, 1, [row(0, 0, 3, prompt_logprobs_from=0), row(1, 0, 1)], opens).rows
+    assert "no log probability" in rows[0].error
+    assert rows[1].token == follow(2, 0)
 
 
 def test_token_outside_the_vocabulary_is_an_error_of_the_row(worker):

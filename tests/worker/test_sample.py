@@ -8,7 +8,9 @@ import pytest
 from branchline.base.rng import uniform
 from branchline.core.plan import SlotOpen
 from branchline.core.request import SamplingParams
-from branchline.worker.sample import LOGIT_STEPS, RowFailed, choose, draw, heaviest, token_logprobs
+from branchline.ops.batch import NO_LOGPROB, NOT_FINITE, NOTHING_LEFT
+from branchline.ops.sample import change, choose_row, draw, heaviest, score_row, token_logprobs
+from branchline.worker.inputs import make_columns
 from branchline.worker.slots import Sequence
 
 VOCAB = 40
@@ -24,12 +26,12 @@ def random_logits(seed=0, size=VOCAB):
     return np.random.default_rng(seed).normal(0, 2, size).astype(np.float32)
 
 
+def choose(logits, of):
+    return choose_row(logits, make_columns([of], token_limit=len(logits)), 0)
+
+
 def changed(logits, of):
-    out = logits.copy()
-    for wanted, step in LOGIT_STEPS:
-        if wanted(of):
-            step(out, of)
-    return out
+    return change(logits, make_columns([of], token_limit=len(logits)), 0)
 
 
 def softmax(logits):
@@ -211,16 +213,15 @@ def test_masked_tokens_are_never_drawn():
 
 
 def test_nothing_left_to_choose_is_an_error_of_the_row():
-    with pytest.raises(RowFailed, match="forbidden"):
-        choose(np.zeros(4, np.float32), sequence(stop_ids=range(4), min_tokens=1))
+    assert choose(np.zeros(4, np.float32), sequence(stop_ids=range(4), min_tokens=1)).token == NOTHING_LEFT
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_are_an_error_of_the_row(bad):
     logits = random_logits()
     logits[17] = bad
-    with pytest.raises(RowFailed, match="not finite"):
-        choose(logits, sequence())
+    assert choose(logits, sequence()).token == NOT_FINITE
+    assert score_row(logits, 3, 0).token == NOT_FINITE
 
 
 def test_raw_logits_are_left_as_they_are():
@@ -265,8 +266,7 @@ def test_logprobs_of_more_tokens_than_there_are():
 
 
 def test_token_without_a_logit_has_no_logprob():
-    with pytest.raises(RowFailed):
-        token_logprobs(random_logits(), VOCAB, 1)
+    assert score_row(random_logits(), VOCAB, 1).token == NO_LOGPROB
 
 
 def test_heaviest_sorts_and_breaks_ties_by_id():

@@ -48,7 +48,7 @@ FLOAT32_BYTES = 4
 KV_DTYPE = "bf16"
 """Of the native executor: what an engine takes."""
 REST = "rest"
-"""Of a step: what no operator takes. Sampling, arrays, page tables."""
+"""Of a step: what no operator takes. Arrays, page tables; sampling in the reference executor."""
 
 OpTimes: TypeAlias = Mapping[str, float]
 """Nanoseconds by kind of operator."""

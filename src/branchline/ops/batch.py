@@ -1,14 +1,24 @@
 """What an executor is given and what it promises: the port between ``worker`` and the rival executors.
 
-Knows: flat arrays of one step. Refuses to know: sequences, sampling, plans.
+Knows: flat arrays of one step. Refuses to know: sequences, plans, how anything is computed.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, Self, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from branchline.base.ids import TokenId
 from branchline.core.plan import PageCopy
+from branchline.core.result import TokenLogprobs
 from branchline.memory.kv import FloatArray, IntArray
+
+DoubleArray: TypeAlias = npt.NDArray[np.float64]
+
+NOT_FINITE, NOTHING_LEFT, NO_LOGPROB = -1, -2, -3
+"""In place of a token: the logits are not finite; every token is forbidden; the given token is none of the usable ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +37,89 @@ class Batch:
     @property
     def row_count(self) -> int:
         return len(self.row_offsets) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """A column with any number of values in each row."""
+
+    offsets: IntArray
+    """``[rows + 1]``: row ``r`` owns values ``[offsets[r], offsets[r + 1])``."""
+    values: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, rows: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> Self:
+        if not any(map(len, rows)):  # most columns of most steps
+            return cls(np.zeros(len(rows) + 1, np.intp), np.zeros(0, dtype))
+        return cls(np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(dtype, copy=False))
+
+    def __getitem__(self, row: int) -> npt.NDArray[Any]:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """How the next token of each row is chosen. All columns ``[rows]``; what they mean: ``core.request.SamplingParams``."""
+
+    token_limit: int
+    """Usable ids: ``0 <= token < token_limit``."""
+    temperature: DoubleArray
+    top_k: IntArray
+    top_p: DoubleArray
+    min_p: DoubleArray
+    repetition_penalty: DoubleArray
+    presence_penalty: DoubleArray
+    frequency_penalty: DoubleArray
+    seed: npt.NDArray[np.uint64]
+    position: IntArray
+    """Of the new token: with the seed the key of the only random number."""
+    logprobs: IntArray
+    """As many of the most likely tokens are reported with the chosen one; -1: none, not even that."""
+    prompt_count: IntArray
+    """So many of the known tokens are prompt."""
+    known: Ragged
+    """int: tokens of prompt and output, of rows with a penalty; no others are looked at."""
+    bias_ids: Ragged
+    """int: usable ids; one may occur more than once."""
+    bias_values: Ragged
+    """float32, one for each of ``bias_ids``."""
+    forbidden: Ragged
+    """int: usable ids that must not be chosen."""
+    mask: Ragged
+    """uint32 words: bit ``i`` of word ``w`` allows token ``32 w + i``. Nothing in a row allows everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of one row."""
+
+    token: TokenId
+    """Or one of the negative numbers above."""
+    logprobs: TokenLogprobs | None = None
+    """Under the raw logits, if they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What became of each row."""
+
+    tokens: IntArray
+    """``[rows]``, or one of the negative numbers above."""
+    logprobs: DoubleArray
+    """``[rows]``: log probability of the token under the raw logits; NaN where it was not asked for."""
+    top_tokens: IntArray
+    """``[rows, widest]``: the most likely tokens, most likely first, of equals the lower id; -1 behind the last."""
+    top_logprobs: DoubleArray
+    """``[rows, widest]``"""
+
+    def __getitem__(self, row: int) -> Choice:
+        token, logprob = int(self.tokens[row]), float(self.logprobs[row])
+        if np.isnan(logprob):
+            return Choice(token)
+        tokens = self.top_tokens[row]
+        count = int((tokens >= 0).sum())
+        top = zip(tokens[:count].tolist(), self.top_logprobs[row, :count].tolist(), strict=True)
+        return Choice(token, TokenLogprobs(token, logprob, tuple(top)))
 
 
 class Executor(Protocol):
@@ -48,11 +141,12 @@ class Executor(Protocol):
     def forward(self, batch: Batch) -> FloatArray:
         """Compute a step, write its keys and values; returns what the head needs, ``[tokens, hidden]``."""
 
-    def logits(self, hidden: FloatArray) -> FloatArray:
-        """Logits ``[n, vocab_size]`` of ``n`` of those rows. A fresh array: the caller may write into it."""
+    def sample(self, hidden: FloatArray, columns: SamplingColumns) -> Choices:
+        """The next token after each of ``n`` of those rows. A row that fails says so and disturbs no other.
 
-    def greedy(self, hidden: FloatArray, token_limit: int) -> IntArray:
-        """For each of ``n`` of those rows the most likely token below ``token_limit``, of equals the lowest.
-
-        The same token as the largest of :meth:`logits`, without making them. -1: one of them is not finite.
+        ``ops.sample`` has the formulas. Executors agree in them but for the last bits of weights: where a random number or a
+        cut-off (``top_p``, ``min_p``) falls between two neighbouring float64 numbers they may choose differently.
         """
+
+    def score(self, hidden: FloatArray, tokens: IntArray, top: int, token_limit: int) -> Choices:
+        """Log probabilities, after each of ``n`` of those rows, of a given token and of the ``top`` most likely ones."""

@@ -19,7 +19,7 @@ from branchline.base.errors import ConfigError, InvariantBroken, require
 from branchline.core.plan import PageCopy
 from branchline.memory.kernel_kv import KernelKvPool
 from branchline.memory.kv import FloatArray, IntArray
-from branchline.ops.batch import Batch
+from branchline.ops.batch import Batch, Choices, SamplingColumns
 from branchline.ops.graph import (
     Add,
     Embed,
@@ -118,12 +118,16 @@ class NativeExecutor:
         return hidden
 
     def logits(self, hidden: FloatArray) -> FloatArray:
+        """``[n, vocab_size]`` of ``n`` rows."""
         logits: FloatArray = self._program.logits(np.ascontiguousarray(hidden))
         return logits
 
-    def greedy(self, hidden: FloatArray, token_limit: int) -> IntArray:
-        tokens: IntArray = self._program.greedy(np.ascontiguousarray(hidden), token_limit)
-        return tokens
+    def sample(self, hidden: FloatArray, columns: SamplingColumns) -> Choices:
+        return Choices(*self._program.sample(np.ascontiguousarray(hidden), columns))
+
+    def score(self, hidden: FloatArray, tokens: IntArray, top: int, token_limit: int) -> Choices:
+        given = np.ascontiguousarray(tokens, np.int64)
+        return Choices(*self._program.score(np.ascontiguousarray(hidden), given, top, token_limit))
 
 
 class _Assembler:

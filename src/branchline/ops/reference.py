@@ -6,7 +6,7 @@ On exactness: everything but the matrix products depends on a row alone. BLAS li
 number of rows, so a position computed alone, in a batch or in another chunk may differ in its last bits (about 1e-5 in
 the logits of a small model). Greedy tokens are the same across chunking, batching and caching up to ties of that size.
 
-Knows: how each operator is computed. Refuses to know: sequences, sampling, file formats.
+Knows: how each operator is computed. Refuses to know: sequences, how a token is chosen (``ops.sample``), file formats.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from branchline.base.errors import InvariantBroken, require
 from branchline.core.plan import PageCopy
 from branchline.memory.kv import FloatArray, IntArray, KvPool
 from branchline.ops.attention import Tile, attend, make_tiles
-from branchline.ops.batch import Batch
+from branchline.ops.batch import Batch, Choices, SamplingColumns
 from branchline.ops.graph import (
     Add,
     Embed,
@@ -35,10 +35,13 @@ from branchline.ops.graph import (
     Value,
     Weight,
 )
+from branchline.ops.sample import choose, gather, score_row
 
 WeightSource: TypeAlias = Callable[[Weight], FloatArray]
 """Gives a tensor ``[out, in]`` or ``[width]`` by name."""
 SLAB_ROWS = 128
+SCORED_ROWS = 32
+"""Rows to be scored whose logits exist at the same time."""
 Values: TypeAlias = dict[Value, FloatArray]
 
 
@@ -101,12 +104,17 @@ class ReferenceExecutor:
         return values[self._head.x]
 
     def logits(self, hidden: FloatArray) -> FloatArray:
+        """``[n, vocab_size]`` of ``n`` rows."""
         with np.errstate(over="ignore", invalid="ignore"):
             return hidden @ self._weights[self._head.weight]
 
-    def greedy(self, hidden: FloatArray, token_limit: int) -> IntArray:
-        logits = self.logits(hidden)[:, :token_limit]
-        return np.where(np.isfinite(logits).all(axis=1), logits.argmax(axis=1), -1)
+    def sample(self, hidden: FloatArray, columns: SamplingColumns) -> Choices:
+        return choose(self.logits(hidden)[:, : columns.token_limit], columns)
+
+    def score(self, hidden: FloatArray, tokens: IntArray, top: int, token_limit: int) -> Choices:
+        slabs = (self.logits(hidden[start : start + SCORED_ROWS]) for start in range(0, len(hidden), SCORED_ROWS))
+        rows = (logits[:token_limit] for slab in slabs for logits in slab)
+        return gather(score_row(logits, token, top) for logits, token in zip(rows, tokens.tolist(), strict=True))
 
     def _run(self, op: Op | JoinedLinear, values: Values, step: "_Step") -> None:
         match op:

@@ -9,7 +9,6 @@ launched already get an error, the other rows of that plan are computed. An open
 Knows: the order of things within a step. Refuses to know: arithmetic, page ownership, when a sequence ends.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,22 +24,17 @@ from branchline.core.plan import PlanRow, StepPlan
 from branchline.core.ports import Ticket
 from branchline.core.result import RowResult, StepResult, TokenLogprobs
 from branchline.memory.kv import FloatArray
-from branchline.ops.batch import Executor
-from branchline.worker.inputs import make_batch
-from branchline.worker.sample import (
-    NOTHING,
-    Head,
-    RowFailed,
-    decide,
-    require_finite,
-    token_logprobs,
-    wants_only_the_best,
-)
+from branchline.ops.batch import NO_LOGPROB, NOT_FINITE, NOTHING_LEFT, Choice, Executor
+from branchline.worker.inputs import make_batch, make_columns
 from branchline.worker.slots import Sequence, SlotTable
 
-SLAB_POSITIONS = 32
-"""Prompt positions whose logits exist at the same time."""
 LOST = "The step that computed this request failed."
+SENTENCES = {
+    NOT_FINITE: "The model produced numbers that are not finite.",
+    NOTHING_LEFT: "Every token is forbidden by min_tokens, logit_bias or penalties.",
+    NO_LOGPROB: "A token of the prompt is none of the model's and has no log probability.",
+}
+"""Why there is no choice for a row; safe to show."""
 
 Tenants: TypeAlias = SequenceOf[tuple[PlanRow, Sequence]]
 
@@ -112,48 +106,54 @@ class LocalWorker:
         rows, sequences = zip(*tenants, strict=True)
         executor = self._executor
         batch = make_batch(rows, sequences, page_size=executor.page_size, page_count=executor.page_count)
-        hidden = np.split(executor.forward(batch), batch.row_offsets[1:-1])
-        tenants_hidden = tuple(zip(rows, sequences, hidden, strict=True))
-        heads = self._heads(tenants_hidden)
-        return {row.slot: self._outcome(row, sequence, part, heads.get(row.slot)) for row, sequence, part in tenants_hidden}
+        hidden = executor.forward(batch)
+        choices = self._sample(rows, sequences, hidden[batch.row_offsets[1:] - 1])
+        parts = zip(rows, sequences, np.split(hidden, batch.row_offsets[1:-1]), strict=True)
+        return {row.slot: self._outcome(row, sequence, part, choices.get(row.slot)) for row, sequence, part in parts}
 
-    def _heads(self, tenants: SequenceOf[tuple[PlanRow, Sequence, FloatArray]]) -> dict[Slot, Head]:
-        """For rows that sample: the best token if they want nothing else, else their logits."""
-        last = [(row.slot, wants_only_the_best(of), part[-1]) for row, of, part in tenants if row.sample]
-        simple = {slot: hidden for slot, only_best, hidden in last if only_best}
-        others = {slot: hidden for slot, only_best, hidden in last if not only_best}
-        best = self._executor.greedy(np.stack([*simple.values()]), self._token_limit).tolist() if simple else ()
-        logits = self._logits(np.stack([*others.values()])) if others else ()
-        return {**dict(zip(simple, best, strict=True)), **dict(zip(others, logits, strict=True))}
+    def _sample(self, rows: SequenceOf[PlanRow], sequences: SequenceOf[Sequence], last: FloatArray) -> dict[Slot, Choice]:
+        """For rows that sample, by slot; ``last [rows, hidden]``: the last position of each row."""
+        places = [place for place, row in enumerate(rows) if row.sample]
+        if not places:
+            return {}
+        columns = make_columns([sequences[place] for place in places], token_limit=self._token_limit)
+        choices = self._executor.sample(last[places], columns)
+        return {rows[place].slot: choices[index] for index, place in enumerate(places)}
 
-    def _outcome(self, row: PlanRow, sequence: Sequence, hidden: FloatArray, head: Head | None) -> RowResult:
+    def _outcome(self, row: PlanRow, sequence: Sequence, hidden: FloatArray, choice: Choice | None) -> RowResult:
         try:
-            require_finite(hidden)
-            prompt_logprobs = tuple(self._prompt_logprobs(row, sequence, hidden))
-            choice = NOTHING if head is None else decide(head, sequence)
+            if not np.isfinite(hidden).all():
+                raise RowFailed(SENTENCES[NOT_FINITE])
+            prompt_logprobs = self._prompt_logprobs(row, sequence, hidden)
+            if choice is None:
+                return RowResult(row.seq, row.epoch, prompt_logprobs=prompt_logprobs)
+            choice = _successful(choice)
         except RowFailed as error:
             sequence.fail(str(error))
             return _failed(row, sequence)
-        if choice.token is not None:
-            sequence.append(choice.token)
+        sequence.append(choice.token)
         return RowResult(row.seq, row.epoch, choice.token, choice.logprobs, prompt_logprobs)
 
-    def _prompt_logprobs(self, row: PlanRow, sequence: Sequence, hidden: FloatArray) -> Iterator[TokenLogprobs]:
+    def _prompt_logprobs(self, row: PlanRow, sequence: Sequence, hidden: FloatArray) -> tuple[TokenLogprobs, ...]:
         """For the prompt tokens that follow a position of this row: position ``p`` tells about token ``p + 1``."""
         if row.prompt_logprobs_from is None:
-            return
+            return ()
         first = max(row.prompt_logprobs_from, row.start + 1)
-        behind = min(row.end + 1, sequence.prompt_count)
-        top = sequence.sampling.prompt_logprobs or 0
-        for start in range(first, behind, SLAB_POSITIONS):
-            positions = range(start, min(start + SLAB_POSITIONS, behind))
-            slab = self._logits(hidden[positions[0] - row.start - 1 : positions[-1] - row.start])
-            for position, logits in zip(positions, slab, strict=True):
-                require_finite(logits)
-                yield token_logprobs(logits, int(sequence.tokens[position]), top)
+        behind = max(first, min(row.end + 1, sequence.prompt_count))
+        before, top = hidden[first - row.start - 1 : behind - row.start - 1], sequence.sampling.prompt_logprobs or 0
+        scores = self._executor.score(before, sequence.tokens[first:behind], top, self._token_limit)
+        told = (_successful(scores[index]).logprobs for index in range(behind - first))
+        return tuple(logprobs for logprobs in told if logprobs is not None)
 
-    def _logits(self, hidden: FloatArray) -> FloatArray:
-        return self._executor.logits(hidden)[:, : self._token_limit]
+
+class RowFailed(Exception):
+    """Nothing can be told about this row; the sentence is safe to show."""
+
+
+def _successful(choice: Choice) -> Choice:
+    if choice.token < 0:
+        raise RowFailed(SENTENCES[choice.token])
+    return choice
 
 
 def _failed(row: PlanRow, sequence: Sequence) -> RowResult:

@@ -12,6 +12,9 @@ from branchline.base.ids import Slot, TokenId
 from branchline.core.plan import PlanRow, SlotOpen
 from branchline.memory.kv import IntArray
 
+NONE: IntArray = np.zeros(0, np.intp)
+"""No tokens."""
+
 
 class Sequence:
     """The tenant of a slot. Tokens only grow; the runner alone appends."""
@@ -28,6 +31,8 @@ class Sequence:
         bias = [(token, value) for token, value in opening.sampling.logit_bias if token < token_limit]
         self.bias_ids = np.array([token for token, _ in bias], np.intp)
         self.bias_values = np.array([value for _, value in bias], np.float32)
+        params = opening.sampling
+        self.is_penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
         self.failure: str | None = None
         """Why nothing more can be computed for this sequence; safe to show."""
         self._buffer: IntArray = np.array(opening.tokens, np.intp)
@@ -47,6 +52,11 @@ class Sequence:
     @property
     def generated_count(self) -> int:
         return self._count - self.prompt_count
+
+    @property
+    def forbidden_ids(self) -> IntArray:
+        """Ids that the next token must not be: under ``min_tokens`` the output may not end yet."""
+        return self.stop_ids if self.generated_count < self.sampling.min_tokens else NONE
 
     def append(self, token: TokenId) -> None:
         if self._count == len(self._buffer):
