@@ -1,9 +1,8 @@
 """Every executor that this installation and this processor can run, by name, for suites that must hold for all of them."""
 
 from branchline.memory.kv import KvPool
-from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
-from branchline.models.repack import repack
+from branchline.models.repack import repack, to_floats
 from branchline.ops.native import NativeExecutor, usable_isas
 from branchline.ops.reference import ReferenceExecutor
 
@@ -13,17 +12,21 @@ BEST = ("reference", *NATIVE[:1])
 """The reference and the executor that an engine would choose."""
 
 
-def make_executor(name, graph, checkpoint, pool, threads=2):
+def make_executor(name, graph, checkpoint, pool, threads=2, quantize=None):
+    def matrix(weight):
+        return repack(checkpoint.tensor(weight), quantize)
+
     def floats(weight):
-        return dequantize(checkpoint.tensor(weight))
+        return to_floats(checkpoint.tensor(weight), quantize)
 
     if name == "reference":
         return ReferenceExecutor(graph, floats, pool)
     isa = name.removeprefix("native-")
-    return NativeExecutor(graph, lambda weight: repack(checkpoint.tensor(weight)), floats, pool, threads=threads, isa=isa)
+    return NativeExecutor(graph, matrix, floats, pool, threads=threads, isa=isa)
 
 
-def executor_with_pool(name, checkpoint, *, page_size, page_count, threads=2):
+def executor_with_pool(name, checkpoint, *, page_size, page_count, threads=2, quantize=None):
     graph = build_graph(checkpoint.config, checkpoint.names)
     shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
-    return make_executor(name, graph, checkpoint, KvPool(**shape, page_size=page_size, page_count=page_count), threads)
+    pool = KvPool(**shape, page_size=page_size, page_count=page_count)
+    return make_executor(name, graph, checkpoint, pool, threads, quantize)

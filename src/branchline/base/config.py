@@ -13,6 +13,7 @@ POLICY_NAMES = ("hrrn", "fcfs", "lpm", "dfs-weight", "lof", "random", "priority"
 CACHE_ONLY_POLICIES = ("lpm", "dfs-weight")
 """Policies that order by nothing but cached prefixes."""
 EXECUTOR_NAMES = ("auto", "native", "reference")
+QUANTIZE_NAMES = ("int8", "int4")
 EVICTION_NAMES = ("lru", "lfu", "slru", "fifo", "priority")
 
 
@@ -28,6 +29,9 @@ class EngineConfig:
     """What computes: one of EXECUTOR_NAMES; ``auto``: the native kernels where they are installed."""
     isa: str = "auto"
     """Instruction set of the native kernels (``branchline doctor`` lists them); ``auto``: the best one."""
+    quantize: str | None = None
+    """Round F32, F16 and BF16 matrices to groups of 32 when they are loaded: one of QUANTIZE_NAMES; ``None``: keep every
+    bit. Weights that are quantized already, and rows that are not whole groups, stay what they are."""
     context_length: int | None = None
     """Longest sequence in tokens; ``None``: what the model was trained for."""
     page_size: int = 16
@@ -83,6 +87,8 @@ class EngineConfig:
                 _require_positive(name, getattr(self, name))
         _require_name("policy", self.policy, POLICY_NAMES)
         _require_name("executor", self.executor, EXECUTOR_NAMES)
+        if self.quantize is not None:
+            _require_name("quantization", self.quantize, QUANTIZE_NAMES)
         _require_name("eviction order", self.eviction, EVICTION_NAMES)
         if self.max_step_tokens < self.max_running:
             raise ConfigError(

@@ -30,8 +30,8 @@ from branchline.models.checkpoint import Checkpoint
 from branchline.models.config import ModelConfig
 from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
-from branchline.models.shapes import weight_shapes
 from branchline.models.repack import repack
+from branchline.models.shapes import weight_shapes
 from branchline.ops.batch import Executor
 from branchline.ops.graph import Graph, Linear, Logits, PagedAttention
 from branchline.ops.native import NativeExecutor, usable_isas

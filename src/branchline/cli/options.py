@@ -7,13 +7,15 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from branchline.base.config import EVICTION_NAMES, POLICY_NAMES, EngineConfig, ServerConfig
+from branchline.base.config import EVICTION_NAMES, POLICY_NAMES, QUANTIZE_NAMES, EngineConfig, ServerConfig
 from branchline.core.request import SamplingParams
 
 ENGINE_HELP = {
     "threads": "threads of the executor (default: the CPUs this process may use)",
     "executor": "native, reference, or auto: native kernels where they are installed",
     "isa": "instruction set of the native kernels, see `branchline doctor`",
+    "quantize": f"round F32, F16 and BF16 weights when they are loaded: {' or '.join(QUANTIZE_NAMES)}; weights that are "
+    "quantized already stay as they are (default: nothing is rounded)",
     "context_length": "longest sequence in tokens (default: the model's)",
     "page_size": "tokens per KV page",
     "pages": "KV pages (default: a quarter of the available memory)",
