@@ -397,4 +397,4 @@ void attend(const AttendTask& task) {
     }
 }
 
-const Kernels kTable = {kName, linear, quantize, norm, rotate, gate, add_rows, attend, argmax};
+const Kernels kTable = {kName, linear, quantize, norm, rotate, gate, add_rows, attend, argmax, multiply_bytes};

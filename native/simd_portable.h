@@ -146,6 +146,20 @@ inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
         }
     }
 }
+// The same products again and again: 4 rows of a group with two panels. What compilers make of them is all there is here.
+inline std::uint64_t multiply_bytes(std::size_t rounds) {
+    std::uint8_t codes[2][128] = {};
+    std::int8_t rows[4][kGroup] = {};
+    I8 dot[4][2];
+    const std::int8_t* const inputs[4] = {rows[0], rows[1], rows[2], rows[3]};
+    for (std::size_t round = 0; round < rounds; ++round) {
+        __asm__ volatile("" : : "r"(codes), "r"(rows), "r"(dot) : "memory");
+        dot_q4<4>(codes[0], codes[1], inputs, dot);
+    }
+    __asm__ volatile("" : : "r"(dot) : "memory");
+    return rounds * 4 * 2 * kLanes * kGroup;
+}
+
 // The same for inputs [16 begin, 16 end) of a group of signed bytes.
 template <int R>
 inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* const (&a)[R], int begin, int end,
