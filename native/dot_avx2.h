@@ -61,3 +61,13 @@ inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
         dot[r][1].v = total[r][1];
     }
 }
+
+struct ByteSum {
+    __m256i v;
+};
+constexpr std::size_t kBytesAtOnce = 32;
+inline ByteSum bytes_of(int x) { return {_mm256_set1_epi8(static_cast<char>(x))}; }
+inline void add_product(ByteSum& sum, ByteSum codes, ByteSum inputs) {
+    sum.v = _mm256_add_epi16(sum.v, _mm256_maddubs_epi16(codes.v, inputs.v));
+}
+inline void pin(ByteSum& sum) { pin(sum.v); }

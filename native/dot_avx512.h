@@ -43,3 +43,13 @@ inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
     }
     for (int r = 0; r < R; ++r) dot[r].v = _mm512_sub_epi32(total[r], excess);
 }
+
+struct ByteSum {
+    __m512i v;
+};
+constexpr std::size_t kBytesAtOnce = 64;
+inline ByteSum bytes_of(int x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
+inline void add_product(ByteSum& sum, ByteSum codes, ByteSum inputs) {
+    sum.v = _mm512_dpbusd_epi32(sum.v, codes.v, inputs.v);
+}
+inline void pin(ByteSum& sum) { __asm__("" : "+v"(sum.v)); }

@@ -53,3 +53,13 @@ inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
         dot[r][1].v = _mm256_sub_epi32(total[r][1], excess[1]);
     }
 }
+
+struct ByteSum {
+    __m256i v;
+};
+constexpr std::size_t kBytesAtOnce = 32;
+inline ByteSum bytes_of(int x) { return {_mm256_set1_epi8(static_cast<char>(x))}; }
+inline void add_product(ByteSum& sum, ByteSum codes, ByteSum inputs) {
+    sum.v = _mm256_dpbusd_avx_epi32(sum.v, codes.v, inputs.v);
+}
+inline void pin(ByteSum& sum) { __asm__("" : "+x"(sum.v)); }

@@ -135,6 +135,9 @@ struct Kernels {
     void (*attend)(const AttendTask&);
     // Index of the first largest number, or -1 if one is not finite.
     std::int64_t (*argmax)(const float* x, std::size_t count);
+    // Nothing but the multiply-adds of bytes that `linear` is made of, on data at hand: what they could do at best. Returns
+    // how many there were.
+    std::uint64_t (*multiply_bytes)(std::size_t rounds);
 };
 
 // Only those that the compiler could build are linked: `isa.cpp` knows.

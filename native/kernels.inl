@@ -481,12 +481,40 @@ void attend(const AttendTask& task) {
     }
 }
 
+// ---------------------------------------------------------------- limits
+
+// Eight sums, as in a tile of dot_q4, by name: compilers leave arrays of them in memory. The codes are made unknown in each
+// round, or the products would be made once only.
+std::uint64_t multiply_bytes(std::size_t rounds) {
+    ByteSum a = bytes_of(0), b = a, c = a, d = a, e = a, f = a, g = a, h = a;
+    ByteSum code0 = bytes_of(1), code1 = bytes_of(2);
+    const ByteSum x = bytes_of(1), y = bytes_of(3), z = bytes_of(-1), w = bytes_of(-3);
+    const auto add = [](ByteSum& sum, ByteSum code, ByteSum inputs) {
+        add_product(sum, code, inputs);
+        pin(sum);
+    };
+    for (std::size_t round = 0; round < rounds; ++round) {
+        pin(code0);
+        pin(code1);
+        add(a, code0, x);
+        add(b, code1, x);
+        add(c, code0, y);
+        add(d, code1, y);
+        add(e, code0, z);
+        add(f, code1, z);
+        add(g, code0, w);
+        add(h, code1, w);
+    }
+    return rounds * 8 * kBytesAtOnce;
+}
+
 // A unit that brings nothing but a better `linear` takes the rest from another one; then nothing refers to the functions
 // here, and they are not compiled.
 inline Kernels with_linear(Kernels others, void (*better)(const LinearTask&)) {
     others.name = kName;
     others.linear = better;
+    others.multiply_bytes = multiply_bytes;
     return others;
 }
 
-const Kernels kTable = {kName, linear, quantize, norm, rotate, gate, add_rows, attend, argmax};
+const Kernels kTable = {kName, linear, quantize, norm, rotate, gate, add_rows, attend, argmax, multiply_bytes};

@@ -173,3 +173,13 @@ inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
         add_four_q8<3>(w, inputs, dot);
     }
 }
+
+struct ByteSum {
+    int32x4_t v;
+};
+constexpr std::size_t kBytesAtOnce = 16;
+inline ByteSum bytes_of(int x) { return {vreinterpretq_s32_s8(vdupq_n_s8(static_cast<std::int8_t>(x)))}; }
+inline void add_product(ByteSum& sum, ByteSum codes, ByteSum inputs) {
+    sum.v = vdotq_s32(sum.v, vreinterpretq_s8_s32(codes.v), vreinterpretq_s8_s32(inputs.v));
+}
+inline void pin(ByteSum& sum) { __asm__("" : "+w"(sum.v)); }

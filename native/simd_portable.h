@@ -164,3 +164,12 @@ inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
         }
     }
 }
+
+// One multiply-add of bytes as it comes, for the limit of the machine.
+struct ByteSum {
+    std::int32_t v;
+};
+constexpr std::size_t kBytesAtOnce = 1;
+inline ByteSum bytes_of(int x) { return {x}; }
+inline void add_product(ByteSum& sum, ByteSum codes, ByteSum inputs) { sum.v += codes.v * inputs.v; }
+inline void pin(ByteSum& sum) { __asm__("" : "+r"(sum.v)); }

@@ -6,8 +6,9 @@ from branchline.base.errors import ConfigError
 from branchline.bench.cases import DECODE_CONTEXT, DECODE_TAIL, Case, ModelSize, design, work_of
 
 SIZE = ModelSize(
-    matrix_weights=1000, head_weights=100, weight_bytes=4400, kv_position_bytes=8, query_width=16, windows=(None, 20)
-)
+    matrix_weights=1000, head_weights=100, weight_bytes=4400, byte_share=0.25, kv_position_bytes=8, query_width=16,
+    windows=(None, 20),
+)  # fmt: skip
 
 
 def designed(**changes):
@@ -69,12 +70,12 @@ def test_numbers_are_checked(changes):
 )  # fmt: skip
 def test_the_work_is_what_counting_gives(case):
     chunks = designed().chunks(case)
-    read = flop = 0
+    read = flop = linear = 0
     for start, count in chunks:
         read += SIZE.weight_bytes
         queries = [(row, position) for row in range(case.rows) for position in range(start, start + count)]
-        flop += 2 * len(queries) * SIZE.matrix_weights
-        flop += 2 * sum(position == case.base + case.tokens - 1 for _, position in queries) * SIZE.head_weights
+        linear += 2 * len(queries) * SIZE.matrix_weights
+        linear += 2 * sum(position == case.base + case.tokens - 1 for _, position in queries) * SIZE.head_weights
         for window in SIZE.windows:
             pairs = [
                 (row, query, key)
@@ -88,4 +89,4 @@ def test_the_work_is_what_counting_gives(case):
             own = {(row, key) for row, _, key in pairs if case.prefix <= key < start}
             read += SIZE.kv_position_bytes * (len(shared) + len(own))
     work = work_of(SIZE, case, chunks)
-    assert (work.read_bytes, work.flop) == (read, flop)
+    assert (work.read_bytes, work.flop, work.byte_op) == (read, flop + linear, linear / 4)

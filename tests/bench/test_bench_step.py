@@ -7,11 +7,14 @@ import pytest
 
 from branchline.base.errors import ConfigError, StepFailed
 from branchline.bench import step
-from branchline.bench.cases import WARM_UPS, design
-from branchline.bench.step import EXECUTORS, REST, measure
+from branchline.bench.cases import WARM_UPS, Case, Work, design
+from branchline.bench.limits import Limits
+from branchline.bench.step import EXECUTORS, REST, Timing, measure
 from branchline.core.result import StepResult
 from branchline.models.random import RandomCheckpoint, tiny_config
+from branchline.ops.native import usable_isas
 
+BEST_EXECUTORS = ("reference", *(["native"] if usable_isas() else []))
 CHECKPOINT = RandomCheckpoint(tiny_config())
 
 
@@ -113,6 +116,39 @@ def test_a_profile_accounts_for_the_whole_time():
         assert set(one.op_ns) == kinds
         assert min(one.op_ns.values()) > 0
         assert sum(one.op_ns.values()) == pytest.approx(one.median_ns)
+
+
+@pytest.mark.parametrize("executor", BEST_EXECUTORS)
+def test_rounded_weights_are_fewer_bytes_and_multiplied_as_such(executor):
+    sizes = {}
+    for quantize in (None, "int8"):
+        made = EXECUTORS[executor](CHECKPOINT, designed(), 1, False, quantize=quantize)
+        made.worker.close()
+        sizes[quantize] = made.size
+        assert made.name.endswith("int8 weights") == (quantize == "int8")
+    is_native = executor == "native"
+    assert [size.byte_share for size in sizes.values()] == [0, 1 if is_native else 0]
+    assert sizes["int8"].weight_bytes == sizes[None].weight_bytes * (34 / 128 if is_native else 1)
+
+
+def test_a_limit_for_each_kind_of_multiplication():
+    timing = Timing(Case("decode", 1, 1, 9, 0), 2e9, Work(read_bytes=5e9, flop=4e9, byte_op=3e9), {})
+    limits = Limits(read_bytes_s=10e9, float32_flop_s=2e9, byte_op_s=6e9, threads=1)
+    assert timing.read_share(limits) == 0.25
+    assert timing.compute_share(limits) == 0.5  # half a second of each kind, of two
+    plain = replace(timing, work=replace(timing.work, byte_op=0.0))
+    assert plain.compute_share(replace(limits, byte_op_s=None)) == 1
+
+
+def test_only_kernels_have_an_instruction_set():
+    assert step.byte_multiplier("reference", "auto") is None
+    with pytest.raises(ConfigError, match="no kernels for avx2"):
+        EXECUTORS["reference"](CHECKPOINT, designed(), 1, False, isa="avx2")
+    for isa in usable_isas():
+        made = EXECUTORS["native"](CHECKPOINT, designed(), 1, False, isa=isa)
+        made.worker.close()
+        assert made.name == f"native ({isa})"
+        assert step.byte_multiplier("native", isa)(2) == 2 * step.byte_multiplier("native", isa)(1)
 
 
 def test_profiling_changes_no_token():

@@ -10,6 +10,7 @@ import pytest
 from branchline.bench import limits
 from branchline.cli.main import main
 from branchline.models.random import RandomCheckpoint, tiny_config
+from branchline.ops.native import usable_isas
 from tests.support.checkpoints import write_gguf
 from tests.support.sse_server import SseServer, refusal, stream_of
 
@@ -92,6 +93,7 @@ def test_serve_without_a_server_is_one_sentence(capsys):
         (["serve"], 2),
         (["serve", "--url", "http://h", "--rate", "1", "--trace", "x"], 2),
         (["step", "--executor", "magic"], 2),
+        (["step", "--quantize", "int3"], 2),
         (["step", "--rows", "a"], 2),
         (["serve", "--url", "h"], 78),
         (["serve", "--url", "http://h", "--workload", "quick"], 78),
@@ -111,11 +113,12 @@ def test_wrong_words(words, code, capsys):
 
 
 def test_step_prints_and_saves(tmp_path, capsys, monkeypatch):
-    small = partial(limits.measure_limits, matrix_width=64)
+    small = partial(limits.measure_limits, matrix_width=64, byte_rounds=100)
     monkeypatch.setattr("branchline.cli.bench.measure_limits", small)
     monkeypatch.setattr("branchline.cli.bench.BUFFER_BYTES", 1 << 20)
     model, path = write_gguf(tmp_path / "tiny.gguf", RandomCheckpoint(tiny_config())), tmp_path / "steps.json"
     words = ["--rows", "1,4", "--prompts", "64,1024", "--prefix", "64", "--repeat", "1", "--profile", "--json", str(path)]
+    words += ["--quantize", "int8"]
     assert main(["bench", "step", str(model), *words]) == 0
     record = json.loads(path.read_text())
     assert [(one["kind"], one["rows"], one["tokens"], one["prefix"]) for one in record["cases"]] == [
@@ -128,4 +131,7 @@ def test_step_prints_and_saves(tmp_path, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "decode 4 rows, prefix 64" in shown
     assert "share of the time" in shown
+    assert "int8 weights, " in shown
+    assert ("multiply-adds of bytes" in shown) == bool(usable_isas())
+    assert all(one["compute_share"] > 0 for one in record["cases"])
     assert "Left out: a prompt of 1024 takes 1024 positions" in shown

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -222,6 +223,29 @@ def test_argmax(isa, count):
     for poison in (math.nan, math.inf, -math.inf):
         x[-1] = poison
         assert native.argmax(isa, x) == -1
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_limit_of_multiplying_bytes_is_above_what_the_kernel_does_and_not_out_of_reach(isa):
+    """Sums that went through memory would make it too low; a compiler that saw that nobody reads them, far too high."""
+    matrix = matrix_of(repack(random_tensor("Q4_1", 256, 512)))
+    x = np.random.default_rng(0).standard_normal((64, 512), dtype=np.float32)
+
+    def speed(work, count):
+        started_s = time.thread_time()
+        work()
+        return count / (time.thread_time() - started_s)
+
+    rounds = 1 << (12 if isa == "portable" else 16)
+    count = native.multiply_bytes(isa, rounds)
+    kernel, limit = (
+        max(speed(work, number) for _ in range(30))
+        for work, number in (
+            (lambda: native.linear(isa, matrix, x), 64 * 256 * 512),
+            (lambda: native.multiply_bytes(isa, rounds), count),
+        )
+    )
+    assert 0.9 * kernel < limit < 6 * kernel
 
 
 def test_unknown_instruction_sets_are_refused():

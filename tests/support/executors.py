@@ -2,9 +2,8 @@
 
 from branchline.memory.kernel_kv import KernelKvPool
 from branchline.memory.kv import KvPool
-from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
-from branchline.models.repack import repack
+from branchline.models.repack import repack, to_floats
 from branchline.ops.native import NativeExecutor, usable_isas
 from branchline.ops.reference import ReferenceExecutor
 
@@ -19,19 +18,22 @@ def make_pool(name, *, kv_dtype="f32", **shape):
     return KvPool(**shape) if name == "reference" else KernelKvPool(**shape, kv_dtype=kv_dtype)
 
 
-def make_executor(name, graph, checkpoint, pool, threads=2):
+def make_executor(name, graph, checkpoint, pool, threads=2, quantize=None):
+    def matrix(weight):
+        return repack(checkpoint.tensor(weight), quantize)
+
     def floats(weight):
-        return dequantize(checkpoint.tensor(weight))
+        return to_floats(checkpoint.tensor(weight), quantize)
 
     if name == "reference":
         return ReferenceExecutor(graph, floats, pool)
     isa = name.removeprefix("native-")
-    return NativeExecutor(graph, lambda weight: repack(checkpoint.tensor(weight)), floats, pool, threads=threads, isa=isa)
+    return NativeExecutor(graph, matrix, floats, pool, threads=threads, isa=isa)
 
 
-def executor_with_pool(name, checkpoint, *, page_size, page_count, threads=2, kv_dtype="bf16"):
+def executor_with_pool(name, checkpoint, *, page_size, page_count, threads=2, kv_dtype="bf16", quantize=None):
     """As an engine makes it; a native one with its default format of keys and values."""
     graph = build_graph(checkpoint.config, checkpoint.names)
     shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
     pool = make_pool(name, **shape, page_size=page_size, page_count=page_count, kv_dtype=kv_dtype)
-    return make_executor(name, graph, checkpoint, pool, threads)
+    return make_executor(name, graph, checkpoint, pool, threads, quantize)

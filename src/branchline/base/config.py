@@ -14,6 +14,7 @@ CACHE_ONLY_POLICIES = ("lpm", "dfs-weight")
 """Policies that order by nothing but cached prefixes."""
 EXECUTOR_NAMES = ("auto", "native", "reference")
 KV_DTYPES = ("auto", "f32", "bf16", "int8")
+QUANTIZE_NAMES = ("int8", "int4")
 EVICTION_NAMES = ("lru", "lfu", "slru", "fifo", "priority")
 
 
@@ -31,6 +32,9 @@ class EngineConfig:
     """Instruction set of the native kernels (``branchline doctor`` lists them); ``auto``: the best one."""
     kv_dtype: str = "auto"
     """Numbers of the KV pages: one of KV_DTYPES; ``auto``: bf16 with native kernels, f32 with the reference executor."""
+    quantize: str | None = None
+    """Round F32, F16 and BF16 matrices to groups of 32 when they are loaded: one of QUANTIZE_NAMES; ``None``: keep every
+    bit. Weights that are quantized already, and rows that are not whole groups, stay what they are."""
     context_length: int | None = None
     """Longest sequence in tokens; ``None``: what the model was trained for."""
     page_size: int = 16
@@ -87,6 +91,8 @@ class EngineConfig:
         _require_name("policy", self.policy, POLICY_NAMES)
         _require_name("executor", self.executor, EXECUTOR_NAMES)
         _require_name("kv_dtype", self.kv_dtype, KV_DTYPES)
+        if self.quantize is not None:
+            _require_name("quantization", self.quantize, QUANTIZE_NAMES)
         _require_name("eviction order", self.eviction, EVICTION_NAMES)
         if self.max_step_tokens < self.max_running:
             raise ConfigError(

@@ -118,6 +118,8 @@ class ModelSize:
     """Numbers of the output head: only for tokens that sample."""
     weight_bytes: float
     """Of both, as the executor holds them."""
+    byte_share: float
+    """Share of both that are multiplied as bytes."""
     kv_position_bytes: int
     """Keys and values of one position in one layer."""
     query_width: int
@@ -131,19 +133,23 @@ class Work:
     read_bytes: float
     """Weights, and keys and values that must be read, each once a step."""
     flop: float
+    byte_op: float
+    """Of those: on bytes. The rest is float32."""
 
 
 def work_of(size: ModelSize, case: Case, chunks: Sequence[tuple[int, int]]) -> Work:
     """The least work of the steps ``chunks`` of all rows of a case."""
     last = case.base + case.tokens
-    read, flop = 0.0, 0.0
+    read, flop, byte_op = 0.0, 0.0, 0.0
     for start, count in chunks:
         read += size.weight_bytes
-        flop += 2.0 * case.rows * (count * size.matrix_weights + (start + count == last) * size.head_weights)
+        linear = 2.0 * case.rows * (count * size.matrix_weights + (start + count == last) * size.head_weights)
+        flop += linear
+        byte_op += linear * size.byte_share
         for window in size.windows:
             read += size.kv_position_bytes * _positions_read(case, start, count, window)
             flop += 4.0 * case.rows * size.query_width * _pairs(start, count, window)
-    return Work(read, flop)
+    return Work(read, flop, byte_op)
 
 
 def _positions_read(case: Case, start: int, count: int, window: int | None) -> int:

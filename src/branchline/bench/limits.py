@@ -1,10 +1,11 @@
-"""What the machine could do at best: reading memory, and multiplying float32 matrices.
+"""What the machine could do at best: reading memory, multiplying float32 matrices, multiplying bytes.
 
-Both say the best of several tries, for a limit is what is possible, not what is usual. Knows: how to measure.
+All say the best of several tries, for a limit is what is possible, not what is usual. Knows: how to measure.
 Refuses to know: models, executors.
 
 Memory: ``memchr`` of the C library looks for a byte that is not there, in one thread for each CPU, each in its own part of a
 buffer larger than the processor's caches. It only reads, in vectors, without the interpreter lock. Matrices: numpy's BLAS.
+Bytes: a loop that is given, of nothing but the multiply-adds that the executor's kernels are made of, in each thread.
 """
 
 import ctypes
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -21,6 +23,10 @@ from branchline.base.errors import require
 BUFFER_BYTES = 1 << 29
 MATRIX_WIDTH = 2048
 TRIES = 7
+BYTE_ROUNDS = 1 << 21
+
+MultiplyBytes: TypeAlias = Callable[[int], int]
+"""Does so many rounds of multiply-adds of bytes, without the interpreter lock; returns how many multiply-adds those are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +35,21 @@ class Limits:
     """Reading memory with all threads."""
     float32_flop_s: float
     """Multiply-add counts as two."""
+    byte_op_s: float | None
+    """The same of bytes; ``None``: nobody multiplies any."""
     threads: int
 
 
-def measure_limits(threads: int, *, buffer_bytes: int = BUFFER_BYTES, matrix_width: int = MATRIX_WIDTH) -> Limits:
-    return Limits(read_speed(threads, buffer_bytes), multiply_speed(threads, matrix_width), threads)
+def measure_limits(
+    threads: int, multiply_bytes: MultiplyBytes | None = None, *,
+    buffer_bytes: int = BUFFER_BYTES, matrix_width: int = MATRIX_WIDTH, byte_rounds: int = BYTE_ROUNDS,
+) -> Limits:  # fmt: skip
+    return Limits(
+        read_speed(threads, buffer_bytes),
+        multiply_speed(threads, matrix_width),
+        byte_speed(threads, multiply_bytes, byte_rounds) if multiply_bytes else None,
+        threads,
+    )
 
 
 def read_speed(threads: int, buffer_bytes: int = BUFFER_BYTES) -> float:
@@ -60,6 +76,18 @@ def multiply_speed(threads: int, width: int = MATRIX_WIDTH) -> float:
     out = np.empty((width, width), np.float32)
     with threadpool_limits(threads, user_api="blas"):
         return 2 * width**3 / best_time_s(lambda: np.matmul(a, b, out=out))
+
+
+def byte_speed(threads: int, multiply_bytes: MultiplyBytes, rounds: int = BYTE_ROUNDS) -> float:
+    """Operations per second of all threads; a multiply-add counts as two."""
+    with ThreadPoolExecutor(threads) as pool:
+        counts: list[int] = []
+
+        def multiply() -> None:
+            counts[:] = pool.map(multiply_bytes, [rounds] * threads)
+
+        best_s = best_time_s(multiply)
+        return 2 * sum(counts) / best_s
 
 
 def best_time_s(work: Callable[[], object], tries: int = TRIES) -> float:

@@ -15,7 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from branchline.base.errors import ConfigError, StepFailed
 from branchline.base.ids import PageId
 from branchline.base.machine import Machine
 from branchline.bench.cases import WARM_UPS, Case, Design, ModelSize, Work, work_of
+from branchline.bench.limits import Limits, MultiplyBytes
 from branchline.core.plan import PageCopy, PlanRow, SlotOpen, StepPlan
 from branchline.core.ports import Worker
 from branchline.core.request import SamplingParams
@@ -32,13 +34,13 @@ from branchline.memory.kernel_kv import KernelKvPool
 from branchline.memory.kv import FloatArray, KvPool, bytes_per_page
 from branchline.models.checkpoint import Checkpoint
 from branchline.models.config import ModelConfig
-from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
-from branchline.models.repack import repack
+from branchline.models.repack import repack, to_floats
 from branchline.models.shapes import weight_shapes
 from branchline.ops.batch import Executor
 from branchline.ops.graph import Graph, Linear, Logits, PagedAttention
-from branchline.ops.native import NativeExecutor, usable_isas
+from branchline.ops.native import NativeExecutor, kernels, usable_isas
+from branchline.ops.packed import PackedWeight
 from branchline.ops.reference import JoinedLinear, ReferenceExecutor
 from branchline.worker.runner import LocalWorker
 
@@ -88,6 +90,15 @@ class Timing:
     def flop_s(self) -> float:
         return self.work.flop * NS_PER_S / self.median_ns
 
+    def read_share(self, limits: Limits) -> float:
+        return self.read_bytes_s / limits.read_bytes_s
+
+    def compute_share(self, limits: Limits) -> float:
+        """Of the time, what the multiply-adds would take at the limits of their kinds."""
+        float32_s = (self.work.flop - self.work.byte_op) / limits.float32_flop_s
+        byte_s = self.work.byte_op / limits.byte_op_s if limits.byte_op_s else 0.0
+        return (float32_s + byte_s) * NS_PER_S / self.median_ns
+
 
 # ---------------------------------------------------------------- executors
 
@@ -116,35 +127,59 @@ class ProfiledReference(ReferenceExecutor):
         self._op_ns[kind.__name__] += time.perf_counter_ns() - started_ns
 
 
-def make_reference(checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool) -> Subject:
+def make_reference(
+    checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool, isa: str = "auto", quantize: str | None = None
+) -> Subject:
+    if isa != "auto":
+        raise ConfigError(f"the reference executor has no kernels for {isa}: leave out isa, or choose the native executor")
     graph = build_graph(checkpoint.config, checkpoint.names)
     shape = _pool_shape(graph, pages)
     _require_room(pages.page_count, bytes_per_page(**shape))
     pool = KvPool(**shape, page_count=pages.page_count)
     kind = ProfiledReference if is_profiled else ReferenceExecutor
-    executor = kind(graph, lambda name: dequantize(checkpoint.tensor(name)), pool)
+    executor = kind(graph, lambda name: to_floats(checkpoint.tensor(name), quantize), pool)
     take = executor.take_op_times if isinstance(executor, ProfiledReference) else dict
     size = model_size(checkpoint.config, graph, weight_bytes=FLOAT32_BYTES, kv_bytes=FLOAT32_BYTES)
-    return _subject("reference (numpy, float32)", executor, checkpoint, threads, size, take)
+    return _subject(_named("reference (numpy, float32)", quantize), executor, checkpoint, threads, size, take)
 
 
-def make_native(checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool) -> Subject:
+def make_native(
+    checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool, isa: str = "auto", quantize: str | None = None
+) -> Subject:
     graph = build_graph(checkpoint.config, checkpoint.names)
     shape = _pool_shape(graph, pages)
     _require_room(pages.page_count, kernel_kv.bytes_per_page(**shape, kv_dtype=KV_DTYPE))
-    executor = NativeExecutor(
-        graph,
-        lambda name: repack(checkpoint.tensor(name)),
-        lambda name: dequantize(checkpoint.tensor(name)),
-        KernelKvPool(**shape, page_count=pages.page_count, kv_dtype=KV_DTYPE),
-        threads=threads,
-    )
+    pool = KernelKvPool(**shape, page_count=pages.page_count, kv_dtype=KV_DTYPE)
+    numbers: Counter[bool] = Counter()
+
+    def matrix(name: str) -> PackedWeight:
+        weight = repack(checkpoint.tensor(name), quantize)
+        numbers[weight.encoding in ("q4", "q8")] += weight.shape[0] * weight.shape[1]
+        return weight
+
+    executor = NativeExecutor(graph, matrix, lambda name: to_floats(checkpoint.tensor(name)), pool, threads=threads, isa=isa)
     take = executor.take_op_times if is_profiled else dict
     take()
-    numbers = sum(shape[0] * shape[1] for shape in weight_shapes(checkpoint.config).values() if len(shape) == 2)
-    kv_bytes = np.dtype(kernel_kv.NUMBERS[KV_DTYPE]).itemsize
-    size = model_size(checkpoint.config, graph, weight_bytes=executor.weight_bytes / numbers, kv_bytes=kv_bytes)
-    return _subject(f"native ({executor.isa}, {KV_DTYPE} pages)", executor, checkpoint, threads, size, take)
+    size = model_size(
+        checkpoint.config, graph, weight_bytes=executor.weight_bytes / numbers.total(),
+        kv_bytes=np.dtype(kernel_kv.NUMBERS[KV_DTYPE]).itemsize, byte_share=numbers[True] / numbers.total(),
+    )  # fmt: skip
+    return _subject(
+        _named(f"native ({executor.isa}, {KV_DTYPE} pages)", quantize), executor, checkpoint, threads, size, take
+    )
+
+
+def byte_multiplier(executor: str, isa: str) -> MultiplyBytes | None:
+    """For ``bench.limits``: what kernels do with bytes, and nothing else. ``None`` if this executor has no kernels."""
+    module = kernels()
+    if executor != "native" or isinstance(module, str):
+        return None
+    multiply: MultiplyBytes = partial(module.multiply_bytes, isa)
+    return multiply
+
+
+def _named(executor: str, quantize: str | None) -> str:
+    return f"{executor}, {quantize} weights" if quantize else executor
 
 
 def _pool_shape(graph: Graph, pages: Design) -> dict[str, int]:
@@ -160,15 +195,23 @@ def _subject(
     return Subject(name, worker, size, executor.vocab_size, take)
 
 
-EXECUTORS: Mapping[str, Callable[[Checkpoint, Design, int, bool], Subject]] = {
+class MakeSubject(Protocol):
+    def __call__(
+        self, checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool, isa: str = "auto",
+        quantize: str | None = None,
+    ) -> Subject: ...  # fmt: skip
+
+
+EXECUTORS: Mapping[str, MakeSubject] = {
     "native": make_native,
     "reference": make_reference,
 }
-"""By name: given a checkpoint, the pages to make room for, threads, and whether to time operators.
+"""By name: given a checkpoint, the pages to make room for, threads, whether to time operators, the instruction set and
+how to round weights.
 
 Raises:
     ModelError: the model cannot be run.
-    ConfigError: there is not enough memory.
+    ConfigError: there is not enough memory, or no such kernels.
 """
 
 
@@ -177,8 +220,10 @@ def best_executor() -> str:
     return "native" if usable_isas() else "reference"
 
 
-def model_size(config: ModelConfig, graph: Graph, *, weight_bytes: float, kv_bytes: float) -> ModelSize:
-    """``weight_bytes`` and ``kv_bytes``: what the executor takes for one number."""
+def model_size(
+    config: ModelConfig, graph: Graph, *, weight_bytes: float, kv_bytes: float, byte_share: float = 0.0
+) -> ModelSize:
+    """``weight_bytes`` and ``kv_bytes``: what the executor takes for one number. ``byte_share`` as in ``ModelSize``."""
     numbers = {name: shape[0] * shape[1] for name, shape in weight_shapes(config).items() if len(shape) == 2}
     matrices = sum(numbers[op.weight] for op in graph.ops if isinstance(op, Linear))
     head = sum(numbers[op.weight] for op in graph.ops if isinstance(op, Logits))
@@ -187,6 +232,7 @@ def model_size(config: ModelConfig, graph: Graph, *, weight_bytes: float, kv_byt
         matrix_weights=matrices,
         head_weights=head,
         weight_bytes=(matrices + head) * weight_bytes,
+        byte_share=byte_share,
         kv_position_bytes=int(2 * graph.kv_heads * graph.head_dim * kv_bytes),
         query_width=attention[0].heads * graph.head_dim,
         windows=tuple(op.window for op in attention),

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from branchline.base.config import Environment
+from branchline.base.config import QUANTIZE_NAMES, Environment
 from branchline.base.errors import ConfigError
 from branchline.base.machine import Machine
 from branchline.bench.arrivals import Arrival, poisson, read_trace
@@ -22,7 +22,7 @@ from branchline.bench.client import RequestFailed, Server, first_model
 from branchline.bench.drive import Tally, closed_loop, open_loop
 from branchline.bench.figures import Figures, summarize
 from branchline.bench.limits import BUFFER_BYTES, Limits, measure_limits
-from branchline.bench.step import EXECUTORS, Timing, best_executor, measure
+from branchline.bench.step import EXECUTORS, Timing, best_executor, byte_multiplier, measure
 from branchline.bench.workloads import WORKLOADS, find_workload
 from branchline.engine.build import announce
 from branchline.models.source import open_checkpoint
@@ -157,6 +157,8 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
         "--repeat", type=int, default=5, help="runs of each case; the median is shown (default: %(default)s)"
     )
     parser.add_argument("--executor", choices=sorted(EXECUTORS), help="(default: native where it is installed)")
+    parser.add_argument("--isa", default="auto", help="instruction set of the native kernels (default: the best one)")
+    parser.add_argument("--quantize", choices=QUANTIZE_NAMES, help="round plain weights on load (default: keep every bit)")
     parser.add_argument("--profile", action="store_true", help="show where the time goes, by kind of operator")
     parser.add_argument("--threads", type=int, help="(default: the CPUs this process may use)")
     parser.add_argument("--page-size", type=int, default=16, help="tokens per KV page (default: %(default)s)")
@@ -174,10 +176,12 @@ def run_step(options: argparse.Namespace) -> int:
         context_length=checkpoint.config.context_length, rows=options.rows, prompts=options.prompts,
         prefixes=options.prefix, repeats=options.repeat, page_size=options.page_size, step_tokens=options.step_tokens,
     )  # fmt: skip
-    announce("measuring the machine")
-    limits = measure_limits(threads, buffer_bytes=min(BUFFER_BYTES, max(machine.available_bytes // 4, LEAST_BUFFER_BYTES)))
-    subject = EXECUTORS[options.executor or best_executor()](checkpoint, plan, threads, options.profile)
+    executor = options.executor or best_executor()
+    subject = EXECUTORS[executor](checkpoint, plan, threads, options.profile, isa=options.isa, quantize=options.quantize)
     try:
+        announce("measuring the machine")
+        buffer_bytes = min(BUFFER_BYTES, max(machine.available_bytes // 4, LEAST_BUFFER_BYTES))
+        limits = measure_limits(threads, byte_multiplier(executor, options.isa), buffer_bytes=buffer_bytes)
         timings = measure(subject, plan, lambda case: announce(f"measuring {describe(case)}"))
     finally:
         subject.worker.close()
@@ -193,18 +197,19 @@ def describe(case: Case) -> str:
 
 
 def show_steps(console: Console, title: str, limits: Limits, plan: Design, timings: Sequence[Timing]) -> None:
+    bytewise = f", multiply-adds of bytes {limits.byte_op_s / 1e9:.0f} GOP/s" if limits.byte_op_s else ""
     console.print(
         f"{title}\nlimits measured: read {limits.read_bytes_s / 1e9:.1f} GB/s, "
-        f"float32 matrix product {limits.float32_flop_s / 1e9:.0f} GFLOP/s\n"
+        f"float32 matrix product {limits.float32_flop_s / 1e9:.0f} GFLOP/s{bytewise}\n"
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "ms", "tok/s", "GB/s", "of limit", "GFLOP/s", "of limit"):
+    for name in ("", "ms", "tok/s", "GB/s", "of limit", "GOP/s", "of limit"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in timings:
         table.add_row(
             describe(one.case), f"{one.median_ns / 1e6:.2f}", f"{one.tokens_s:.1f}",
-            f"{one.read_bytes_s / 1e9:.2f}", f"{one.read_bytes_s / limits.read_bytes_s:.0%}",
-            f"{one.flop_s / 1e9:.1f}", f"{one.flop_s / limits.float32_flop_s:.0%}",
+            f"{one.read_bytes_s / 1e9:.2f}", f"{one.read_share(limits):.0%}",
+            f"{one.flop_s / 1e9:.1f}", f"{one.compute_share(limits):.0%}",
         )  # fmt: skip
     console.print(table)
     show_operators(console, timings)
@@ -234,8 +239,8 @@ def step_record(model: str, executor: str, limits: Limits, plan: Design, timings
             {
                 "kind": one.case.kind, "rows": one.case.rows, "tokens": one.case.tokens, "context": one.case.context,
                 "prefix": one.case.prefix, "median_ms": one.median_ns / 1e6, "tok_s": one.tokens_s,
-                "read_bytes_s": one.read_bytes_s, "read_share": one.read_bytes_s / limits.read_bytes_s,
-                "flop_s": one.flop_s, "float32_share": one.flop_s / limits.float32_flop_s,
+                "read_bytes_s": one.read_bytes_s, "read_share": one.read_share(limits),
+                "flop_s": one.flop_s, "compute_share": one.compute_share(limits),
                 "operators_ms": {kind: ns / 1e6 for kind, ns in one.op_ns.items()},
             }
             for one in timings

@@ -14,14 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="GGUF file, Hugging Face folder or hf:org/name (default: the embedded model)")
     parser.add_argument("--system", help="system message")
     add_sampling_options(parser)
-    add_engine_options(parser, only=("threads", "context_length", "pages"))
+    add_engine_options(parser, only=("threads", "quantize", "context_length", "pages"))
 
 
 def run(options: argparse.Namespace) -> int:
     console = Console(highlight=False)
-    with console.status("Loading the model ..."):
-        llm = LLM(**engine_settings(options))
-    with llm:
+    console.print("Loading the model ...", style="dim")
+    with LLM(**engine_settings(options)) as llm:
         console.print(f"[bold]{llm.facts.name}[/] · {llm.facts.context_length} tokens of context · {HELP}", style="dim")
         _converse(console, llm, options)
     return 0

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="send the prompt through the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object: text, finish reason, token counts")
     add_sampling_options(parser)
-    add_engine_options(parser, only=("threads", "context_length", "pages"))
+    add_engine_options(parser, only=("threads", "quantize", "context_length", "pages"))
     parser.set_defaults(max_tokens=DEFAULT_MAX_TOKENS)
 
 

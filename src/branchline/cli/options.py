@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from branchline.base.config import EVICTION_NAMES, POLICY_NAMES, EngineConfig, ServerConfig
+from branchline.base.config import EVICTION_NAMES, POLICY_NAMES, QUANTIZE_NAMES, EngineConfig, ServerConfig
 from branchline.core.request import SamplingParams
 
 ENGINE_HELP = {
@@ -15,6 +15,8 @@ ENGINE_HELP = {
     "executor": "native, reference, or auto: native kernels where they are installed",
     "kv_dtype": "numbers of the KV pages: f32, bf16 or int8 (auto: bf16 with native kernels)",
     "isa": "instruction set of the native kernels, see `branchline doctor`",
+    "quantize": f"round F32, F16 and BF16 weights when they are loaded: {' or '.join(QUANTIZE_NAMES)}; weights that are "
+    "quantized already stay as they are (default: nothing is rounded)",
     "context_length": "longest sequence in tokens (default: the model's)",
     "page_size": "tokens per KV page",
     "pages": "KV pages (default: a quarter of the available memory)",

@@ -18,20 +18,22 @@ from branchline.core.ports import Observer, Worker
 from branchline.core.stats import EngineStats
 from branchline.engine.answers import Answers
 from branchline.engine.books import make_books
+from branchline.engine.loading import Loading
 from branchline.engine.loop import Loop
 from branchline.engine.ports import Inbox, Outbox
 from branchline.memory import kernel_kv, kv
 from branchline.memory.kernel_kv import KernelKvPool
 from branchline.memory.kv import FloatArray, KvPool
 from branchline.models.checkpoint import Checkpoint
-from branchline.models.quants import dequantize
 from branchline.models.registry import build_graph
-from branchline.models.repack import repack
+from branchline.models.repack import can_round, repack, to_floats
+from branchline.models.shapes import weight_shapes
 from branchline.models.source import open_checkpoint
 from branchline.observe.stories import Stories
 from branchline.ops.batch import Executor
 from branchline.ops.graph import Graph
 from branchline.ops.native import NativeExecutor, usable_isas
+from branchline.ops.packed import PackedWeight
 from branchline.ops.reference import ReferenceExecutor
 from branchline.sched.scheduler import Scheduler
 from branchline.sim.record import NoRecorder, Recorder, open_recorder
@@ -198,24 +200,29 @@ def announce(sentence: str) -> None:
 
 
 def _make_worker(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, clock: Clock) -> Worker:
-    executor = _make_executor(config, checkpoint, graph)
+    matrices = (shape for shape in weight_shapes(checkpoint.config).values() if len(shape) == 2)
+    with Loading(sum(out * width for out, width in matrices), clock) as loading:
+        executor = _make_executor(config, checkpoint, graph, loading)
     token_limit = checkpoint.tokenizer.usable_ids
     return LocalWorker(executor, token_limit=token_limit, threads=config.threads or 1, clock=clock)
 
 
-def _make_executor(config: EngineConfig, checkpoint: Checkpoint, graph: Graph) -> Executor:
-    def floats(name: str) -> FloatArray:
-        return dequantize(checkpoint.tensor(name))
+def _make_executor(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, loading: Loading) -> Executor:
+    def matrix(name: str) -> PackedWeight:
+        return loading.watch(repack(checkpoint.tensor(name), config.quantize))
 
+    def floats(name: str) -> FloatArray:
+        return to_floats(checkpoint.tensor(name), config.quantize)
+
+    if config.quantize and not any(can_round(checkpoint.tensor(name)) for name in checkpoint.names):
+        announce(f"quantize {config.quantize} changes nothing: no weights are F32, F16 or BF16 in whole groups of 32.")
     shape = {
         "layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim,
         "page_size": config.page_size, "page_count": config.pages or 0,
     }  # fmt: skip
     if config.executor == "native":
         pool = KernelKvPool(**shape, kv_dtype=config.kv_dtype)
-        return NativeExecutor(
-            graph, lambda name: repack(checkpoint.tensor(name)), floats, pool, threads=config.threads or 1, isa=config.isa
-        )
+        return NativeExecutor(graph, matrix, floats, pool, threads=config.threads or 1, isa=config.isa)
     if not usable_isas():
         announce(f"computing with the slow reference executor: this installation has no native kernels. {HOW_TO_BUILD}")
     return ReferenceExecutor(graph, floats, KvPool(**shape))
@@ -223,11 +230,12 @@ def _make_executor(config: EngineConfig, checkpoint: Checkpoint, graph: Graph) -
 
 def _facts(config: EngineConfig, checkpoint: Checkpoint) -> ModelFacts:
     context, pages = config.context_length or 0, config.pages or 0
+    executor = f"native ({config.isa})" if config.executor == "native" else "reference (numpy, float32)"
     return ModelFacts(
         name=checkpoint.config.name,
-        digest=checkpoint.digest,
+        digest=f"{checkpoint.digest}-{config.quantize}" if config.quantize else checkpoint.digest,  # their KV differs
         vocab_size=checkpoint.tokenizer.usable_ids,
         context_length=context,
         max_prompt_tokens=min(context, pages * config.page_size) - 1,
-        executor=f"native ({config.isa})" if config.executor == "native" else "reference (numpy, float32)",
+        executor=f"{executor}, {config.quantize} weights" if config.quantize else executor,
     )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from branchline.base.errors import ModelError
 from branchline.base.ids import TokenId
 from branchline.models.config import ModelConfig
+from branchline.models.mapped import let_go
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,12 @@ def checkpoint_digest(header: bytes, tensors: Iterable[Tensor]) -> str:
     Two checkpoints with the same digest may share cached KV. Reading every byte would take seconds; a sample of the
     beginning, the middle and the end of each tensor tells fine-tunes apart.
     """
-    digest = hashlib.sha256(header)
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+    digest, in_order = hashlib.sha256(header), sorted(tensors, key=lambda tensor: tensor.name)
+    for tensor in in_order:
         digest.update(f"{tensor.name} {tensor.shape} {tensor.kind}\n".encode())
         middle = len(tensor.data) // 2
         for part in (tensor.data[:SAMPLE_BYTES], tensor.data[middle : middle + SAMPLE_BYTES], tensor.data[-SAMPLE_BYTES:]):
             digest.update(part.tobytes())
+    for tensor in in_order:  # each touch has mapped a good deal around it, of other tensors as well
+        let_go(tensor.data)
     return digest.hexdigest()[:16]

@@ -1,8 +1,10 @@
-"""From the encodings of checkpoints to those that native kernels compute with, without rounding anything.
+"""From the encodings of checkpoints to those that native kernels compute with, without rounding anything unless asked to.
 
-4-bit kinds stay 4 bits, 5- and 6-bit kinds become bytes, plain numbers stay what they are.
+4-bit kinds stay 4 bits, 5- and 6-bit kinds become bytes, plain numbers stay what they are; F32 that says nothing which BF16
+does not say becomes that. Only plain numbers are ever rounded, for what is in groups has been rounded already.
 
-Knows: which bits of a block are codes, scales and minima. Refuses to know: layouts of kernels.
+Knows: which bits of a block are codes, scales and minima. Refuses to know: layouts of kernels, how numbers are rounded
+(``models.rounding``).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +16,12 @@ import numpy.typing as npt
 
 from branchline.base.errors import ModelError
 from branchline.models.checkpoint import Tensor
+from branchline.models.mapped import let_go
 from branchline.models.quants import (
     KINDS,
     Blocks,
     Floats,
+    dequantize,
     fifth_bits,
     half,
     nibbles,
@@ -25,7 +29,8 @@ from branchline.models.quants import (
     upper_bits_k,
     upper_pairs_k,
 )
-from branchline.ops.packed import Groups, Numbers, PackedWeight
+from branchline.models.rounding import LARGEST, ROUNDINGS, Rounding
+from branchline.ops.packed import GROUP, Groups, Numbers, PackedWeight
 
 SLAB_VALUES = 1 << 20
 """Numbers unpacked at a time."""
@@ -43,29 +48,69 @@ class GroupedKind:
     splits: int = 1
 
 
-def repack(tensor: Tensor) -> PackedWeight:
+def repack(tensor: Tensor, quantize: str | None = None) -> PackedWeight:
     """A matrix for native kernels.
 
+    Args:
+        quantize: one of :data:`ROUNDINGS`: round plain numbers to groups, if their rows are whole groups.
+
     Raises:
-        ModelError: the tensor is no matrix.
+        ModelError: the tensor is no matrix; while slabs are taken: numbers to be rounded are not finite, or too large.
     """
     if len(tensor.shape) != 2:
         raise ModelError(f"tensor {tensor.name!r} of shape {tensor.shape} is no matrix")
     out, width = tensor.shape
     kind = GROUPED.get(tensor.kind)
+    if quantize and can_round(tensor):
+        to = ROUNDINGS[quantize]
+        return PackedWeight(
+            shape=(out, width), encoding=to.encoding, slabs=_rounded(tensor, to), half=True, minima=to.minima
+        )  # fmt: skip
     if kind is None:
-        return PackedWeight(shape=(out, width), encoding=PLAIN[tensor.kind], slabs=_numbers(tensor))
+        narrow = tensor.kind == "F32" and _is_bf16(tensor)
+        encoding = "bf16" if narrow else PLAIN[tensor.kind]
+        return PackedWeight(shape=(out, width), encoding=encoding, slabs=_numbers(tensor, upper_halves=narrow))
     return PackedWeight(
         shape=(out, width), encoding=kind.encoding, slabs=_groups(tensor, kind),
         half=kind.half, minima=kind.minima, splits=kind.splits,
     )  # fmt: skip
 
 
-def _numbers(tensor: Tensor) -> Iterator[Numbers]:
-    number = "<f4" if tensor.kind == "F32" else "<u2"
+def to_floats(tensor: Tensor, quantize: str | None = None) -> Floats:
+    """A tensor for who computes with floats: the numbers that :func:`repack` means."""
+    return repack(tensor, quantize).to_float() if quantize and can_round(tensor) else dequantize(tensor)
+
+
+def can_round(tensor: Tensor) -> bool:
+    """Plain numbers in whole groups."""
+    return tensor.kind in PLAIN and len(tensor.shape) == 2 and tensor.shape[1] % GROUP == 0
+
+
+def _numbers(tensor: Tensor, *, upper_halves: bool) -> Iterator[Numbers]:
+    number = "<f4" if tensor.kind == "F32" and not upper_halves else "<u2"
     for first, part in _slabs(tensor):
-        rows = np.ascontiguousarray(part).view(number).reshape(-1, tensor.shape[1])
+        numbers = part.view(number)[1::2] if upper_halves else part.view(number)
+        rows = np.ascontiguousarray(numbers).reshape(-1, tensor.shape[1])
         yield Numbers(first, rows.astype(rows.dtype.newbyteorder("="), copy=False))
+
+
+def _is_bf16(tensor: Tensor) -> bool:
+    """Whether the lower halves of all F32 numbers are zero: such a checkpoint was BF16 once. Others end this at once."""
+    return not any(part.view("<u2")[::2].any() for _, part in _slabs(tensor))
+
+
+def _rounded(tensor: Tensor, to: Rounding) -> Iterator[Groups]:
+    kind = KINDS[tensor.kind]
+    for first, part in _slabs(tensor):
+        groups = np.empty((part.size // kind.block_bytes // GROUP, GROUP), np.float32)
+        kind.decode(part.reshape(-1, kind.block_bytes), groups.reshape(-1, kind.block_values))
+        if not max(groups.max(), -groups.min()) <= LARGEST:  # or not a number
+            raise ModelError(f"tensor {tensor.name!r} cannot be rounded: a number in it is not finite, or above {LARGEST:g}")
+        codes, scales, minima = to.round(groups)
+        rows = groups.size // tensor.shape[1]
+        yield Groups(
+            first, codes.reshape(rows, -1), scales.reshape(rows, -1), None if minima is None else minima.reshape(rows, -1)
+        )
 
 
 def _groups(tensor: Tensor, kind: GroupedKind) -> Iterator[Groups]:
@@ -81,12 +126,14 @@ def _groups(tensor: Tensor, kind: GroupedKind) -> Iterator[Groups]:
 
 
 def _slabs(tensor: Tensor) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """First row and bytes of a few whole rows."""
+    """First row and bytes of a few whole rows. Of a mapped file no more than these bytes stay in memory."""
     out, width = tensor.shape
     row_bytes = KINDS[tensor.kind].byte_count((width,))
     rows = max(1, SLAB_VALUES // width)
     for first in range(0, out, rows):
-        yield first, tensor.data[first * row_bytes : min(first + rows, out) * row_bytes]
+        part = tensor.data[first * row_bytes : min(first + rows, out) * row_bytes]
+        yield first, part
+        let_go(part)
 
 
 # ---------------------------------------------------------------- blocks, see `models.quants` for their layouts

@@ -1,8 +1,7 @@
 """A weight on its way into an executor that computes in its own encoding: numbers, or codes in groups with scales.
 
-Nothing is rounded on the way: each encoding holds exactly what the checkpoint says.
-
-Knows: shapes and meaning of the parts. Refuses to know: file formats (``models.repack``), layouts of kernels.
+Knows: shapes and meaning of the parts. Refuses to know: file formats and whether something was rounded (``models.repack``),
+layouts of kernels.
 """
 
 from collections.abc import Callable, Iterable
@@ -54,6 +53,26 @@ class PackedWeight:
     minima: bool = False
     splits: int = 1
     """Scales of a group: 2 means one for each half of it."""
+
+    def to_float(self) -> FloatArray:
+        """``[out, in]``: the numbers that are meant, for who computes with floats. Takes the slabs."""
+        out = np.empty(self.shape, np.float32)
+        for slab in self.slabs:
+            if isinstance(slab, Numbers):
+                out[slab.first : slab.first + len(slab.rows)] = self._numbers(slab.rows)
+            else:
+                out[slab.first : slab.first + len(slab.codes)] = self._weights(slab)
+        return out
+
+    def _numbers(self, rows: FloatArray | npt.NDArray[np.uint16]) -> npt.NDArray[np.floating]:
+        if self.encoding == "bf16":
+            return (rows.astype(np.uint32) << 16).view(np.float32)
+        return rows.view(np.float16) if self.encoding == "f16" else rows.view(np.float32)
+
+    def _weights(self, slab: Groups) -> FloatArray:
+        codes = (slab.codes.view(np.int8) if self.encoding == "q8" else slab.codes).astype(np.float32)
+        weights = codes * np.repeat(slab.scales, GROUP // self.splits, axis=1)
+        return weights if slab.minima is None else weights + np.repeat(slab.minima, GROUP, axis=1)
 
 
 MatrixSource: TypeAlias = Callable[[Weight], PackedWeight]
