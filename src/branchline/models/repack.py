@@ -131,9 +131,9 @@ def _slabs(tensor: Tensor) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
     row_bytes = KINDS[tensor.kind].byte_count((width,))
     rows = max(1, SLAB_VALUES // width)
     for first in range(0, out, rows):
-        part = tensor.data[first * row_bytes : min(first + rows, out) * row_bytes]
-        yield first, part
-        let_go(part)
+        end = min(first + rows, out) * row_bytes
+        yield first, tensor.data[first * row_bytes : end]
+        let_go(tensor.data[:end])  # from the beginning on: touching a slab maps some of what is before it as well
 
 
 # ---------------------------------------------------------------- blocks, see `models.quants` for their layouts
