@@ -62,4 +62,4 @@ inline ByteSum bytes_of(int x) { return {_mm256_set1_epi8(static_cast<char>(x))}
 inline void add_product(ByteSum& sum, ByteSum codes, ByteSum inputs) {
     sum.v = _mm256_dpbusd_avx_epi32(sum.v, codes.v, inputs.v);
 }
-inline void pin(ByteSum& sum) { __asm__("" : "+x"(sum.v)); }
+inline void keep(ByteSum& sum) { __asm__ volatile("" : "+x"(sum.v)); }

@@ -491,11 +491,11 @@ std::uint64_t multiply_bytes(std::size_t rounds) {
     const ByteSum x = bytes_of(1), y = bytes_of(3), z = bytes_of(-1), w = bytes_of(-3);
     const auto add = [](ByteSum& sum, ByteSum code, ByteSum inputs) {
         add_product(sum, code, inputs);
-        pin(sum);
+        keep(sum);
     };
     for (std::size_t round = 0; round < rounds; ++round) {
-        pin(code0);
-        pin(code1);
+        keep(code0);
+        keep(code1);
         add(a, code0, x);
         add(b, code1, x);
         add(c, code0, y);

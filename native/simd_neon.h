@@ -182,4 +182,4 @@ inline ByteSum bytes_of(int x) { return {vreinterpretq_s32_s8(vdupq_n_s8(static_
 inline void add_product(ByteSum& sum, ByteSum codes, ByteSum inputs) {
     sum.v = vdotq_s32(sum.v, vreinterpretq_s8_s32(codes.v), vreinterpretq_s8_s32(inputs.v));
 }
-inline void pin(ByteSum& sum) { __asm__("" : "+w"(sum.v)); }
+inline void keep(ByteSum& sum) { __asm__ volatile("" : "+w"(sum.v)); }

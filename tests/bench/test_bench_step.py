@@ -147,7 +147,7 @@ def test_only_kernels_have_an_instruction_set():
     for isa in usable_isas():
         made = EXECUTORS["native"](CHECKPOINT, designed(), 1, False, isa=isa)
         made.worker.close()
-        assert made.name == f"native ({isa})"
+        assert made.name == f"native ({isa}, bf16 pages)"
         assert step.byte_multiplier("native", isa)(2) == 2 * step.byte_multiplier("native", isa)(1)
 
 

@@ -236,7 +236,7 @@ def test_the_limit_of_multiplying_bytes_is_above_what_the_kernel_does_and_not_ou
         work()
         return count / (time.thread_time() - started_s)
 
-    rounds = 1 << (12 if isa == "portable" else 16)
+    rounds = 1 << 16
     count = native.multiply_bytes(isa, rounds)
     kernel, limit = (
         max(speed(work, number) for _ in range(30))
