@@ -119,6 +119,9 @@ std::int64_t argmax(const float* x, std::size_t count) {
 
 // ---------------------------------------------------------------- linear
 
+// With few rows weights come straight from memory, faster than a processor foresees on its own across ends of pages and panels.
+constexpr std::size_t kFewRows = 8, kLine = 64, kAhead = 8192;
+
 // Each core computes R rows x a pair of panels over all inputs: float accumulation in the order of the inputs.
 
 template <Encoding Kind>
@@ -126,7 +129,7 @@ struct Plain {
     static constexpr std::size_t kBytes = kLanes * (Kind == Encoding::f32 ? 4 : 2);
 
     template <int R>
-    static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, Pair (&out)[R]) {
+    static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, std::size_t, Pair (&out)[R]) {
         const float* x = in.x + row * in.width;
         Pair acc[R];
         for (Pair& a : acc) a = both(0.0f);
@@ -146,11 +149,13 @@ struct Grouped {
     static constexpr std::size_t kBytes = kCodes + (Splits + Minima) * kScales;
 
     template <int R>
-    static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, Pair (&out)[R]) {
+    static void run(const std::uint8_t* w0, const std::uint8_t* w1, const Rows& in, std::size_t row, std::size_t task_rows,
+                    Pair (&out)[R]) {
         // One pointer and a stride, not a pointer for each row: compilers run out of registers, and write them back each time.
         const std::size_t groups = in.width / kGroup;
         const std::int8_t* codes = in.codes + row * in.width;
         const float *scales = in.scales + row * groups, *totals = in.sums + row * groups;
+        const bool streams = task_rows <= kFewRows;
         Pair acc[R];
         for (Pair& a : acc) a = both(0.0f);
         for (std::size_t group = 0; group < groups; ++group) {
@@ -169,6 +174,12 @@ struct Grouped {
                 const std::size_t at = kCodes + Splits * kScales;
                 const Pair m = load_pair<kScale>(w0 + at, w1 + at);
                 for (int r = 0; r < R; ++r) acc[r] = fma(m, both(totals[r * groups + group]), acc[r]);
+            }
+            if (streams) {
+                for (std::size_t at = 0; at < kBytes; at += kLine) {
+                    __builtin_prefetch(w0 + kAhead + at);
+                    __builtin_prefetch(w1 + kAhead + at);
+                }
             }
             codes += kGroup;
             w0 += kBytes;
@@ -215,7 +226,7 @@ inline void put(const LinearTask& task, std::size_t row, std::size_t panel, F8 y
 template <class Core, int R>
 inline void tile(const LinearTask& task, const Side& side, std::size_t row) {
     Pair sums[R];
-    Core::template run<R>(side.w0, side.w1, task.in, row, sums);
+    Core::template run<R>(side.w0, side.w1, task.in, row, task.row_end - task.row_begin, sums);
     finish(task, side, row, sums, R);
 }
 
@@ -315,6 +326,20 @@ void find_block(const AttendTask& task, std::size_t start, std::size_t end, Bloc
         } else if (v >= behind) {  // never seen, but readable
             block.keys[v] = block.keys[behind - 1];
             block.key_scales[v] = block.key_scales[behind - 1];
+        }
+    }
+}
+
+// Pages lie anywhere: a processor does not foresee the next one.
+template <class T>
+void prefetch_block(const AttendTask& task, std::size_t start, std::size_t end) {
+    const std::size_t page_bytes = whole_lanes(task.head_dim) * task.page_size * sizeof(T);
+    const std::size_t behind = start + kBlock < end ? start + kBlock : end;
+    for (std::size_t index = start / task.page_size; index * task.page_size < behind; ++index) {
+        const std::size_t place = static_cast<std::size_t>(task.pages[index]) * page_bytes;
+        for (std::size_t at = 0; at < page_bytes; at += kLine) {
+            __builtin_prefetch(task.kv.keys + place + at);
+            __builtin_prefetch(task.kv.values + place + at);
         }
     }
 }
@@ -460,11 +485,14 @@ void attend_of(const AttendTask& task) {
     const std::size_t end = static_cast<std::size_t>(newest) + 1;
     const std::size_t visible = task.window && oldest >= task.window ? static_cast<std::size_t>(oldest - task.window + 1) : 0;
     const std::size_t begin_at = visible / kBlock > task.block_begin ? visible / kBlock : task.block_begin;
+    const bool streams = task.count <= kFewRows;
     if (task.first) begin(task);
+    if (streams) prefetch_block<T>(task, begin_at * kBlock, end);
     Block<T> block;
     for (std::size_t index = begin_at; index < task.block_end && index * kBlock < end; ++index) {
         const std::size_t start = index * kBlock;
         find_block(task, start, end, block);
+        if (streams && start + kBlock < end) prefetch_block<T>(task, start + kBlock, end);
         std::size_t i = 0;
         for (; i + 3 <= task.count; i += 3) through<T, 3>(task, block, start, task.queries + i);
         if (task.count - i == 2) through<T, 2>(task, block, start, task.queries + i);
