@@ -119,7 +119,6 @@ def test_a_path_from_an_empty_cache_stays_harmless(world):
     path = cache.match(NS, TOKENS, 99).path
     cache.lock(path, 0)
     put(ledger, cache)
-    cache.hold_until(path, 9)
     cache.unlock(path, 3)
     cache.evict(99)
     cache.lock(path, 0)

@@ -193,14 +193,6 @@ class TreeMachine(RuleBasedStateMachine):
         self.cache.lock(path, self.now)
         self.held.append(Held(path, match.pages, match.tail, is_exact))
 
-    @rule(data=st.data(), namespace=st.sampled_from(NAMESPACES), ahead=st.integers(0, 3))
-    def hold_tail(self, data, namespace, ahead):
-        tokens = self.draw_tokens(data)
-        tail = self.cache.match(namespace, tokens, len(tokens)).tail
-        if tail:
-            self.cache.hold_until(tail.path, self.settled + ahead)
-            self.mark_read([tail.page], self.settled + ahead)
-
     @precondition(lambda self: self.held)
     @rule(data=st.data(), ahead=st.integers(0, 3))
     def unlock(self, data, ahead):
@@ -434,7 +426,6 @@ def test_a_path_that_was_evicted_is_refused(world):
     for late in (
         lambda: world.cache.lock(path, 0),
         lambda: world.cache.unlock(path, 0),
-        lambda: world.cache.hold_until(path, 1),
     ):
         with pytest.raises(InvariantBroken):
             late()
@@ -525,7 +516,8 @@ def test_a_copied_tail_that_was_evicted_is_not_reused_before_its_step_is_settled
     world = World(page_count=2)
     world.put("aaaabbbb")
     tail = world.match("aaaabbXX").tail
-    world.cache.hold_until(tail.path, 5)
+    world.cache.lock(tail.path, 0)
+    world.cache.unlock(tail.path, 5)
     assert world.evict(1) == 1
     assert world.ledger.state_of(tail.page).until == 5
     assert world.ledger.reserve(9, 1) is None
@@ -538,8 +530,9 @@ def test_a_copied_tail_that_was_evicted_is_not_reused_before_its_step_is_settled
 def test_a_tail_is_held_even_if_a_split_moved_its_page_upward(world):
     world.put("aaaabbbbcccc")
     tail = world.match("aabX").tail
+    world.cache.lock(tail.path, 0)
     world.put("aaaadddd")
-    world.cache.hold_until(tail.path, 5)
+    world.cache.unlock(tail.path, 5)
     world.evict(99)
     assert world.ledger.state_of(tail.page).until == 5
 

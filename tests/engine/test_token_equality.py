@@ -6,7 +6,7 @@ import pytest
 from tests.support.executors import BEST, executor_with_pool
 from tests.support.real import generate_tokens
 
-NEW_TOKENS = 8
+NEW_TOKENS = 6
 
 
 @pytest.fixture(scope="module", params=BEST)
@@ -15,12 +15,12 @@ def executor(default_checkpoint, request):
 
 
 def prompt(number: int, length: int) -> list[int]:
-    """Text-like ids; prompts share a beginning of 40 tokens that does not end with a page."""
-    shared = [(i * 7919) % 20_000 + 100 for i in range(40)]
+    """Text-like ids; prompts share a beginning of 34 tokens that does not end with a page."""
+    shared = [(i * 7919) % 20_000 + 100 for i in range(34)]
     return (shared + [(i * 104_729 + number * 31) % 30_000 + 100 for i in range(length)])[:length]
 
 
-PROMPTS = [prompt(0, 104)] + [prompt(n, 41 + n) for n in range(1, 16)]
+PROMPTS = [prompt(0, 104)] + [prompt(n, 35 + n) for n in range(1, 16)]
 
 
 @pytest.fixture(scope="module")

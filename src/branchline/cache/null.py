@@ -55,9 +55,6 @@ class NullCache:
     def unlock(self, path: Path, last_step: StepId) -> None:
         pass
 
-    def hold_until(self, path: Path, step: StepId) -> None:
-        pass
-
     def use(self, path: Path, priority: int) -> None:
         pass
 

@@ -139,17 +139,6 @@ class RadixCache:
                 self._locked_nodes -= 1
         self._queue.offer(leaf)
 
-    def hold_until(self, path: Path, step: StepId) -> None:
-        """Plan ``step`` reads pages of this path: if evicted, they are not reused before it is done.
-
-        The whole path is marked, because a split may have moved the page that is meant into an ancestor.
-
-        Raises:
-            InvariantBroken: the path was evicted since it was handed out.
-        """
-        for node in _live(path).upward():
-            node.last_step = max(node.last_step, step)
-
     def use(self, path: Path, priority: int) -> None:
         """A request begins with this path: what eviction orders may count.
 

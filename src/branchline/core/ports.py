@@ -136,9 +136,6 @@ class PrefixCache(Protocol):
     def unlock(self, path: Path, last_step: StepId) -> None:
         """Give one lock back. Plans up to ``last_step`` may still read these pages."""
 
-    def hold_until(self, path: Path, step: StepId) -> None:
-        """The plan ``step`` reads pages of this node (a page copy): if evicted, they are not reused before it is done."""
-
     def use(self, path: Path, priority: int) -> None:
         """A request of this priority begins with this path: what eviction orders may count."""
 
