@@ -1,6 +1,7 @@
 """Hot and cold traffic against a live server under several policies: who waits how long for a first token?
 
     python docs/decisions/live_starvation.py [--seconds 60] [--load 0.95] [--policies fcfs,lpm,hrrn] [--json FILE]
+    python docs/decisions/live_starvation.py --plot FILE.svg RESULT.json ...
 
 Hot requests share one of four prefixes of 480 tokens; one request in twenty is cold: 600 tokens that nobody else sends. The
 rate is measured first: how many such requests a second the server completes if it never idles; then arrivals are Poisson at
@@ -86,16 +87,45 @@ async def open_loop(url: str, rate: float, seconds: float) -> dict[str, float]:
     }
 
 
+def plot(path: str, results: list[str]) -> None:
+    """Bars of earlier results, one panel for each."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "branchline"
+    from matplotlib import pyplot
+
+    figures = [("mean_s", "all, mean"), ("cold_mean_s", "cold, mean"), ("cold_max_s", "cold, longest")]
+    figure, panels = pyplot.subplots(1, len(results), figsize=(4 * len(results), 3.2), squeeze=False)
+    for axes, result in zip(panels[0], results, strict=True):
+        with open(result) as file:
+            found = json.load(file)
+        policies = [name for name in found if name not in ("rate", "load")]
+        for place, (key, label) in enumerate(figures):
+            axes.bar([i + 0.27 * place for i in range(len(policies))], [found[p][key] for p in policies], 0.25, label=label)
+        axes.set_xticks([i + 0.27 for i in range(len(policies))], policies)
+        axes.set_title(f"load {found['load']:.2f}")
+        axes.set_ylabel("time to first token (s)")
+    panels[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--load", type=float, default=0.95)
     parser.add_argument("--policies", default="fcfs,lpm,hrrn")
     parser.add_argument("--json")
+    parser.add_argument("--plot", metavar="FILE")
+    parser.add_argument("results", nargs="*")
     options = parser.parse_args()
+    if options.plot:
+        plot(options.plot, options.results)
+        return
     with Server("--policy", "fcfs", *OPTIONS) as server:
         rate = options.load * asyncio.run(capacity(server.url, 20))
-    results = {"rate": rate}
+    results = {"rate": rate, "load": options.load}
     for policy in options.policies.split(","):
         with Server("--policy", policy, *OPTIONS) as server:
             results[policy] = asyncio.run(open_loop(server.url, rate, options.seconds))

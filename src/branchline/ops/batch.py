@@ -3,6 +3,7 @@
 Knows: flat arrays of one step. Refuses to know: sequences, plans, how anything is computed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
@@ -114,7 +115,7 @@ class Choices:
 
     def __getitem__(self, row: int) -> Choice:
         token, logprob = int(self.tokens[row]), float(self.logprobs[row])
-        if np.isnan(logprob):
+        if math.isnan(logprob):
             return Choice(token)
         tokens = self.top_tokens[row]
         count = int((tokens >= 0).sum())

@@ -1,0 +1,107 @@
+"""What a step costs beside arithmetic: plan and commit by rows, and the time in which nothing computes, overlap on and off.
+
+    python docs/decisions/step_cost.py [--rows 16,64,256] [--tokens 96]
+
+Plan and commit: a scheduler whose rows only decode, without a worker. Gaps: the default model in an engine of this process;
+arithmetic is the time inside the executor's `forward` and `sample`, the gap is the rest of the time from one forward to the
+next.
+"""
+
+import argparse
+import itertools
+import statistics
+import time
+from typing import Any
+
+from branchline import LLM, SamplingParams
+from branchline.base.config import EngineConfig
+from branchline.core.request import RequestSpec
+from branchline.core.request import SamplingParams as Sampling
+from branchline.core.result import RowResult, StepResult
+from branchline.engine.books import make_books
+from branchline.observe.stories import Stories
+from branchline.ops.native import NativeExecutor
+from branchline.sched.scheduler import Scheduler
+
+
+def plan_and_commit_us(rows: int, steps: int = 200) -> float:
+    """Median over steps in which all rows decode."""
+    config = EngineConfig(
+        pages=rows * 40, context_length=4096, max_running=rows, max_step_tokens=max(512, rows), max_queued=rows
+    )
+    scheduler = Scheduler(config, *make_books(config), (Stories(),))
+    for i in range(rows):
+        prompt = tuple(range(i * 100, i * 100 + 40))
+        spec = RequestSpec(request_id=f"r{i}", prompt=prompt, sampling=Sampling(), max_new_tokens=steps + 60, seed=0)
+        scheduler.submit(spec, 0)
+    spent, now_ns = [], 0
+    while len(spent) < steps:
+        now_ns += 1_000_000
+        started = time.perf_counter_ns()
+        plan = scheduler.plan(now_ns)
+        planned = time.perf_counter_ns()
+        if plan is None:
+            raise SystemExit("an engine with work has no plan")
+        result = StepResult(
+            plan.step, tuple(RowResult(r.seq, r.epoch, 5 if r.sample else None) for r in plan.rows), 1_000_000
+        )
+        resumed = time.perf_counter_ns()
+        scheduler.commit(result, now_ns)
+        if len(plan.rows) == rows and all(row.count == 1 for row in plan.rows):
+            spent.append(time.perf_counter_ns() - resumed + planned - started)
+        scheduler.take_news()
+    return statistics.median(spent) / 1000
+
+
+class Watch:
+    """Notes when an executor computes."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, int, int]] = []
+
+    def wrap(self, name: str) -> None:
+        function = getattr(NativeExecutor, name)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            started = time.perf_counter_ns()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.spans.append((name, started, time.perf_counter_ns()))
+
+        setattr(NativeExecutor, name, timed)
+
+
+def gaps(watch: Watch, rows: int, tokens: int, overlap: bool) -> tuple[float, float]:
+    """Median milliseconds of a decode step of all rows, and of the part of it in which nothing computes."""
+    with LLM(overlap=overlap, max_running=rows, pages=2048) as llm:
+        sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        watch.spans.clear()
+        llm.generate([f"Story number {i} begins" for i in range(rows)], sampling)
+    starts = [i for i, (name, _, _) in enumerate(watch.spans) if name == "forward"][rows // 4 + 4 : -4]
+    steps = []
+    for first, following in itertools.pairwise(starts):
+        whole = watch.spans[following][1] - watch.spans[first][1]
+        busy = sum(end - begin for _, begin, end in watch.spans[first:following])
+        steps.append((whole / 1e6, (whole - busy) / 1e6))
+    return statistics.median(step[0] for step in steps), statistics.median(step[1] for step in steps)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="16,64,256")
+    parser.add_argument("--tokens", type=int, default=96)
+    options = parser.parse_args()
+    for rows in map(int, options.rows.split(",")):
+        print(f"plan + commit, {rows} rows that decode: {plan_and_commit_us(rows):.0f} us")
+    watch = Watch()
+    for name in ("forward", "sample"):
+        watch.wrap(name)
+    for overlap in (True, False, True, False):
+        step, gap = gaps(watch, 16, options.tokens, overlap)
+        name = "on" if overlap else "off"
+        print(f"overlap {name}, 16 rows: step {step:.2f} ms, nothing computes for {gap:.2f} ms, {gap / step:.1%}")
+
+
+if __name__ == "__main__":
+    main()
