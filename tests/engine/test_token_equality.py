@@ -6,7 +6,7 @@ import pytest
 from tests.support.executors import BEST, executor_with_pool
 from tests.support.real import generate_tokens
 
-NEW_TOKENS = 6
+NEW_TOKENS = 5
 
 
 @pytest.fixture(scope="module", params=BEST)
@@ -20,7 +20,7 @@ def prompt(number: int, length: int) -> list[int]:
     return (shared + [(i * 104_729 + number * 31) % 30_000 + 100 for i in range(length)])[:length]
 
 
-PROMPTS = [prompt(0, 104)] + [prompt(n, 35 + n) for n in range(1, 16)]
+PROMPTS = [prompt(0, 104)] + [prompt(n, 36 + n % 4) for n in range(1, 16)]
 
 
 @pytest.fixture(scope="module")
