@@ -358,42 +358,40 @@ void Program::add_tiles(std::vector<Tile>& tiles, Tile of) const {
     }
 }
 
-// Rows [begin, end) of `sharing_` have the same pages up to `block`: let them walk together as long as their pages are the
-// same, then the groups among them that stay together.
-void Program::share_blocks(const Step& step, std::size_t begin, std::size_t end, std::size_t block, std::size_t depth) {
-    const auto table = [&](std::size_t i) { return step.page_tables + sharing_[i] * step.table_width; };
-    const auto visible = [&](std::size_t i) {  // whole blocks that a row sees all of
-        return static_cast<std::size_t>(step.positions[step.row_offsets[sharing_[i]]] + 1) / kBlock;
+// Whether two rows of `sharing_` both see all of a block and find it in the same pages.
+bool Program::share_block(const Step& step, std::size_t one, std::size_t other, std::size_t block) const {
+    const auto sees_all = [&](std::size_t row) {
+        return static_cast<std::size_t>(step.positions[step.row_offsets[row]] + 1) >= (block + 1) * kBlock;
     };
-    const auto pages_of = [&](std::size_t blocks) { return over(blocks * kBlock, pages_.page_size); };
-    while (begin < end) {
-        // The longest run of rows that share the next block with the first of them.
-        std::size_t behind = begin + 1;
-        const std::size_t from = pages_of(block), to = pages_of(block + 1);
-        const bool whole = visible(begin) > block;
-        while (whole && behind < end && visible(behind) > block && std::equal(table(begin) + from, table(begin) + to, table(behind) + from)) {
-            ++behind;
-        }
-        if (behind - begin >= 2) {
-            std::size_t shared = block + 1;
-            const auto all_share = [&] {
-                for (std::size_t i = begin; i < behind; ++i) {
-                    if (visible(i) <= shared) return false;
-                    if (!std::equal(table(i) + pages_of(shared), table(i) + pages_of(shared + 1), table(begin) + pages_of(shared))) return false;
-                }
-                return true;
-            };
-            while (all_share()) ++shared;
-            if (phases_.size() <= depth + 1) phases_.insert(phases_.end() - 1, std::vector<Tile>{});
-            Tile tile{sharing_[begin], walkers_.size(), behind - begin, block, shared, block == 0, false};
-            for (std::size_t i = begin; i < behind; ++i) {
-                walkers_.push_back(static_cast<std::size_t>(step.row_offsets[sharing_[i]]));
-                alone_from_[sharing_[i]] = shared;
+    const std::size_t a = sharing_[one], b = sharing_[other];
+    if (!sees_all(a) || !sees_all(b)) return false;
+    const std::size_t from = over(block * kBlock, pages_.page_size), to = over((block + 1) * kBlock, pages_.page_size);
+    const std::int64_t *first = step.page_tables + a * step.table_width, *second = step.page_tables + b * step.table_width;
+    return std::equal(first + from, first + to, second + from);
+}
+
+// Rows [begin, end) of `sharing_` have the same pages up to `block`: let those walk together that go on with the same ones,
+// then the groups among them that stay together.
+void Program::share_blocks(const Step& step, std::size_t begin, std::size_t end, std::size_t block, std::size_t depth) {
+    for (std::size_t behind; begin < end; begin = behind) {
+        const auto all_share = [&](std::size_t at) {
+            for (std::size_t i = begin + 1; i < behind; ++i) {
+                if (!share_block(step, begin, i, at)) return false;
             }
-            add_tiles(phases_[depth], tile);
-            share_blocks(step, begin, behind, shared, depth + 1);
+            return true;
+        };
+        behind = begin + 1;
+        while (behind < end && share_block(step, begin, behind, block)) ++behind;
+        if (behind - begin < 2) continue;
+        std::size_t shared = block + 1;
+        while (all_share(shared)) ++shared;
+        if (phases_.size() <= depth + 1) phases_.insert(phases_.end() - 1, std::vector<Tile>{});
+        add_tiles(phases_[depth], {sharing_[begin], walkers_.size(), behind - begin, block, shared, block == 0, false});
+        for (std::size_t i = begin; i < behind; ++i) {
+            walkers_.push_back(static_cast<std::size_t>(step.row_offsets[sharing_[i]]));
+            alone_from_[sharing_[i]] = shared;
         }
-        begin = behind;
+        share_blocks(step, begin, behind, shared, depth + 1);
     }
 }
 
@@ -432,8 +430,8 @@ void Program::make_tiles(const Step& step) {
     }
     const auto most_first = [&](std::vector<Tile>& tiles) {
         const auto work = [&](const Tile& tile) {
-            const std::int64_t seen = step.positions[walkers_[tile.begin + tile.count - 1]] - static_cast<std::int64_t>(tile.block_begin * kBlock);
-            return seen * static_cast<std::int64_t>(tile.count);
+            const std::int64_t newest = step.positions[walkers_[tile.begin + tile.count - 1]];
+            return (newest - static_cast<std::int64_t>(tile.block_begin * kBlock)) * static_cast<std::int64_t>(tile.count);
         };
         std::stable_sort(tiles.begin(), tiles.end(), [&](const Tile& a, const Tile& b) { return work(a) > work(b); });
     };

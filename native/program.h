@@ -150,6 +150,7 @@ private:
     void check(const Step& step) const;
     void make_tiles(const Step& step);
     void add_tiles(std::vector<Tile>& tiles, Tile of) const;
+    bool share_block(const Step& step, std::size_t one, std::size_t other, std::size_t block) const;
     void share_blocks(const Step& step, std::size_t begin, std::size_t end, std::size_t block, std::size_t depth);
     void write_pages(Value& k, Value& v, const Heads& heads);
     void run_attention(Value& out, Value& q, const Heads& heads);
