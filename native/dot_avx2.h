@@ -6,9 +6,8 @@ inline void pin(__m256i& sum) { __asm__("" : "+x"(sum)); }
 // Unsigned 4-bit times signed bytes: sums of pairs stay below 3,810, of eight of them below 30,480, so 16 bits hold a group.
 template <int R>
 inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, I8 (&dot)[R][2]) {
-    const __m256i low = _mm256_set1_epi8(15);
     __m256i total[R][2];
-    const auto add_products = [&](__m256i code0, __m256i code1, int input) {
+    each_four_inputs(w0, w1, [&](__m256i code0, __m256i code1, int input) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const __m256i four = repeat_four(a + r * width + input);
@@ -18,14 +17,7 @@ inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
             pin(total[r][0]);
             pin(total[r][1]);
         }
-    };
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-        const __m256i both0 = load_bytes(w0 + 32 * j), both1 = load_bytes(w1 + 32 * j);
-        add_products(_mm256_and_si256(both0, low), _mm256_and_si256(both1, low), 4 * j);
-        add_products(_mm256_and_si256(_mm256_srli_epi16(both0, 4), low), _mm256_and_si256(_mm256_srli_epi16(both1, 4), low),
-                     16 + 4 * j);
-    }
+    });
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {

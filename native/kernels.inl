@@ -322,10 +322,10 @@ void find_block(const AttendTask& task, std::size_t start, std::size_t end, Bloc
         const std::size_t behind = (block.known + kLanes - 1) / kLanes;
         if (!direct) {
             block.keys[v] = block.staged + v * kLanes;
-            block.key_scales[v] = block.staged_scales + v * kLanes;
+            if constexpr (sizeof(T) == 1) block.key_scales[v] = block.staged_scales + v * kLanes;
         } else if (v >= behind) {  // never seen, but readable
             block.keys[v] = block.keys[behind - 1];
-            block.key_scales[v] = block.key_scales[behind - 1];
+            if constexpr (sizeof(T) == 1) block.key_scales[v] = block.key_scales[behind - 1];
         }
     }
 }

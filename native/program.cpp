@@ -183,6 +183,7 @@ void Program::attend(std::size_t out, std::size_t q, std::size_t k, std::size_t 
             "attention does not fit its operands");
     require(out != q, "attention cannot overwrite its queries");
     Value& to = define(out, queries.width);
+    windowed_ = windowed_ || heads.window;
     state_numbers_ = std::max(state_numbers_, heads.heads * query_state(heads.head_dim));
     add_op("PagedAttention", [this, &queries, &keys, &values, &to, heads] {
         write_pages(keys, values, heads);
@@ -422,7 +423,7 @@ void Program::make_tiles(const Step& step) {
         const std::size_t begin = static_cast<std::size_t>(step.row_offsets[row]);
         const std::size_t end = static_cast<std::size_t>(step.row_offsets[row + 1]);
         const Tile all{row, begin, end - begin, 0, kEveryBlock, true, true};
-        add_tiles(unshared_, all);
+        if (windowed_) add_tiles(unshared_, all);
         Tile rest = all;
         rest.block_begin = alone_from_[row];
         rest.first = rest.block_begin == 0;

@@ -172,7 +172,8 @@ private:
     const Step* step_ = nullptr;
     std::vector<std::size_t> walkers_;          // tokens, in the order in which tiles name them
     std::vector<std::vector<Tile>> phases_;     // shared blocks, outermost first; then what each row sees alone
-    std::vector<Tile> unshared_;                // everything in one phase, for layers with a window
+    bool windowed_ = false;                     // some layer has a window
+    std::vector<Tile> unshared_;                // everything in one phase, for such layers
     std::vector<std::size_t> sharing_;          // rows of one token, neighbours have the same first pages
     std::vector<std::size_t> alone_from_;       // of each row: the first block that it walks through alone
     std::vector<std::size_t> places_;           // of each token of the step: page * page_size + offset

@@ -97,3 +97,16 @@ inline __m256i repeat_four(const std::int8_t* p) {
     std::memcpy(&bytes, p, sizeof bytes);
     return _mm256_set1_epi32(bytes);
 }
+
+// Calls visit(codes of one panel, of the other, first input) for every four inputs of a group of 4-bit codes.
+template <class Visit>
+inline void each_four_inputs(const std::uint8_t* w0, const std::uint8_t* w1, Visit visit) {
+    const __m256i low = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        const __m256i both0 = load_bytes(w0 + 32 * j), both1 = load_bytes(w1 + 32 * j);
+        visit(_mm256_and_si256(both0, low), _mm256_and_si256(both1, low), 4 * j);
+        visit(_mm256_and_si256(_mm256_srli_epi16(both0, 4), low), _mm256_and_si256(_mm256_srli_epi16(both1, 4), low),
+              16 + 4 * j);
+    }
+}

@@ -13,11 +13,12 @@ import statistics
 import time
 from typing import Any
 
+from explanation_cost import Stopwatch, run
+
 from branchline import LLM, SamplingParams
 from branchline.base.config import EngineConfig
 from branchline.core.request import RequestSpec
 from branchline.core.request import SamplingParams as Sampling
-from branchline.core.result import RowResult, StepResult
 from branchline.engine.books import make_books
 from branchline.observe.stories import Stories
 from branchline.ops.native import NativeExecutor
@@ -30,27 +31,20 @@ def plan_and_commit_us(rows: int, steps: int = 200) -> float:
         pages=rows * 40, context_length=4096, max_running=rows, max_step_tokens=max(512, rows), max_queued=rows
     )
     scheduler = Scheduler(config, *make_books(config), (Stories(),))
-    for i in range(rows):
-        prompt = tuple(range(i * 100, i * 100 + 40))
-        spec = RequestSpec(request_id=f"r{i}", prompt=prompt, sampling=Sampling(), max_new_tokens=steps + 60, seed=0)
-        scheduler.submit(spec, 0)
-    spent, now_ns = [], 0
-    while len(spent) < steps:
-        now_ns += 1_000_000
-        started = time.perf_counter_ns()
-        plan = scheduler.plan(now_ns)
-        planned = time.perf_counter_ns()
-        if plan is None:
-            raise SystemExit("an engine with work has no plan")
-        result = StepResult(
-            plan.step, tuple(RowResult(r.seq, r.epoch, 5 if r.sample else None) for r in plan.rows), 1_000_000
+    specs = [
+        RequestSpec(
+            request_id=f"r{i}", prompt=tuple(range(i * 100, i * 100 + 40)), sampling=Sampling(),
+            max_new_tokens=steps + 60, seed=0,
         )
-        resumed = time.perf_counter_ns()
-        scheduler.commit(result, now_ns)
-        if len(plan.rows) == rows and all(row.count == 1 for row in plan.rows):
-            spent.append(time.perf_counter_ns() - resumed + planned - started)
-        scheduler.take_news()
-    return statistics.median(spent) / 1000
+        for i in range(rows)
+    ]  # fmt: skip
+    spent, plans = run(scheduler, specs, Stopwatch())
+    decoding = [
+        ns
+        for (ns, _), plan in zip(spent, plans, strict=True)
+        if len(plan.rows) == rows and all(row.count == 1 for row in plan.rows)
+    ]
+    return statistics.median(decoding) / 1000
 
 
 class Watch:

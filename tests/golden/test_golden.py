@@ -32,8 +32,7 @@ def prompts(golden):
 @pytest.fixture(scope="module")
 def executor(default_checkpoint):
     graph = build_graph(default_checkpoint.config, default_checkpoint.names)
-    shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
-    pool = KvPool(**shape, page_size=PAGE_SIZE, page_count=20 * PAGES_PER_ROW)
+    pool = KvPool(**graph.kv_shape, page_size=PAGE_SIZE, page_count=20 * PAGES_PER_ROW)
     return ReferenceExecutor(graph, lambda name: dequantize(default_checkpoint.tensor(name)), pool)
 
 

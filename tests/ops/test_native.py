@@ -22,7 +22,7 @@ from branchline.ops.graph import Add, Embed, GatedActivation, Graph, Linear, Log
 from branchline.ops.lower import GatedLinear, JoinedLinear, ResidualLinear, lower
 from branchline.ops.native import NativeExecutor
 from tests.support.columns import columns
-from tests.support.executors import NATIVE, executor_with_pool, make_executor, make_pool
+from tests.support.executors import NATIVE, executor_with_pool, make_batch, make_executor, make_pool
 
 needs_kernels = pytest.mark.skipif(not NATIVE, reason="the native kernels were not built")
 PAGE = 16
@@ -30,12 +30,8 @@ PAGE = 16
 
 def rows_batch(*rows):
     """Rows of (tokens, start, first page); each owns the pages from there on."""
-    longest = max(-(-(start + len(tokens)) // PAGE) for tokens, start, _ in rows)
-    return Batch(
-        tokens=np.concatenate([np.array(tokens) for tokens, _, _ in rows]),
-        positions=np.concatenate([np.arange(start, start + len(tokens)) for tokens, start, _ in rows]),
-        row_offsets=np.cumsum([0, *(len(tokens) for tokens, _, _ in rows)]),
-        page_tables=np.array([range(page, page + longest) for _, _, page in rows]),
+    return make_batch(
+        [(tokens, start, range(page, page - (-(start + len(tokens)) // PAGE))) for tokens, start, page in rows]
     )
 
 

@@ -10,23 +10,11 @@ from branchline.core.plan import PageCopy
 from branchline.memory.kernel_kv import KernelKvPool, bytes_per_page
 from branchline.models.random import RandomCheckpoint, tiny_config
 from branchline.models.registry import build_graph
-from branchline.ops.batch import Batch
-from tests.support.executors import NATIVE, executor_with_pool, make_executor, make_pool
+from tests.support.executors import NATIVE, executor_with_pool, make_batch, make_executor, make_pool
 
 needs_kernels = pytest.mark.skipif(not NATIVE, reason="the native kernels were not built")
 KV_DTYPES = ("f32", "bf16", "int8")
 VOCAB = 64
-
-
-def make_batch(rows):
-    """Rows of (tokens, start, pages)."""
-    longest = max(len(pages) for _, _, pages in rows)
-    return Batch(
-        tokens=np.concatenate([np.array(tokens) for tokens, _, _ in rows]),
-        positions=np.concatenate([np.arange(start, start + len(tokens)) for tokens, start, _ in rows]),
-        row_offsets=np.cumsum([0, *(len(tokens) for tokens, _, _ in rows)]),
-        page_tables=np.array([[*pages, *[0] * (longest - len(pages))] for _, _, pages in rows]),
-    )
 
 
 class Rows:
@@ -36,9 +24,8 @@ class Rows:
         config = dataclasses.replace(tiny_config("llama"), **changes)
         checkpoint = RandomCheckpoint(config)
         graph = build_graph(config, checkpoint.names)
-        shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
         self.page_size = page_size
-        pool = make_pool(name, **shape, page_size=page_size, page_count=1 + 6000 // page_size, kv_dtype=kv_dtype)
+        pool = make_pool(name, **graph.kv_shape, page_size=page_size, page_count=1 + 6000 // page_size, kv_dtype=kv_dtype)
         self.executor = make_executor(name, graph, checkpoint, pool)
         self._free = iter(np.random.default_rng(1).permutation(np.arange(1, pool.page_count)).tolist())
         self._rng = np.random.default_rng(2)

@@ -15,11 +15,11 @@ from branchline.models.config import RopeConfig
 from branchline.models.quants import dequantize
 from branchline.models.random import RandomCheckpoint, tiny_config
 from branchline.models.registry import build_graph
-from branchline.ops.batch import NOT_FINITE, Batch
+from branchline.ops.batch import NOT_FINITE
 from branchline.ops.graph import GatedActivation, Graph
 from branchline.ops.reference import ReferenceExecutor
 from tests.support.columns import columns
-from tests.support.executors import EXECUTORS, make_executor, make_pool
+from tests.support.executors import EXECUTORS, make_batch, make_executor, make_pool
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -97,8 +97,7 @@ class Bench:
         graph: Graph | None = None,
     ) -> None:
         graph = graph or build_graph(checkpoint.config, checkpoint.names)
-        shape = {"layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim}
-        self.pool = make_pool(kind, **shape, page_size=page_size, page_count=page_count)
+        self.pool = make_pool(kind, **graph.kv_shape, page_size=page_size, page_count=page_count)
         self.executor = make_executor(kind, graph, checkpoint, self.pool)
         self.free = list(np.random.default_rng(seed).permutation(page_count))
 
@@ -107,13 +106,7 @@ class Bench:
 
     def run(self, *rows: tuple[list[int], int, list[int]]) -> list[np.ndarray]:
         """Rows of (new tokens, start, pages); logits of all their positions."""
-        longest = max(len(pages) for _, _, pages in rows)
-        batch = Batch(
-            tokens=np.concatenate([np.array(tokens) for tokens, _, _ in rows]),
-            positions=np.concatenate([np.arange(start, start + len(tokens)) for tokens, start, _ in rows]),
-            row_offsets=np.cumsum([0, *(len(tokens) for tokens, _, _ in rows)]),
-            page_tables=np.array([pages + [0] * (longest - len(pages)) for _, _, pages in rows]),
-        )
+        batch = make_batch(rows)
         hidden = self.executor.forward(batch)
         logits = self.executor.logits(hidden)
         assert logits.dtype == np.float32

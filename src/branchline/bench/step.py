@@ -133,7 +133,7 @@ def make_reference(
     if isa != "auto":
         raise ConfigError(f"the reference executor has no kernels for {isa}: leave out isa, or choose the native executor")
     graph = build_graph(checkpoint.config, checkpoint.names)
-    shape = _pool_shape(graph, pages)
+    shape = {**graph.kv_shape, "page_size": pages.page_size}
     _require_room(pages.page_count, bytes_per_page(**shape))
     pool = KvPool(**shape, page_count=pages.page_count)
     kind = ProfiledReference if is_profiled else ReferenceExecutor
@@ -147,7 +147,7 @@ def make_native(
     checkpoint: Checkpoint, pages: Design, threads: int, is_profiled: bool, isa: str = "auto", quantize: str | None = None
 ) -> Subject:
     graph = build_graph(checkpoint.config, checkpoint.names)
-    shape = _pool_shape(graph, pages)
+    shape = {**graph.kv_shape, "page_size": pages.page_size}
     _require_room(pages.page_count, kernel_kv.bytes_per_page(**shape, kv_dtype=KV_DTYPE))
     pool = KernelKvPool(**shape, page_count=pages.page_count, kv_dtype=KV_DTYPE)
     numbers: Counter[bool] = Counter()
@@ -180,12 +180,6 @@ def byte_multiplier(executor: str, isa: str) -> MultiplyBytes | None:
 
 def _named(executor: str, quantize: str | None) -> str:
     return f"{executor}, {quantize} weights" if quantize else executor
-
-
-def _pool_shape(graph: Graph, pages: Design) -> dict[str, int]:
-    return {
-        "layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim, "page_size": pages.page_size,
-    }  # fmt: skip
 
 
 def _subject(

@@ -186,9 +186,7 @@ def default_pages(config: EngineConfig, graph: Graph, context: int, machine: Mac
 
 def bytes_per_page(config: EngineConfig, graph: Graph) -> int:
     """Memory of one KV page, all layers, under a configuration that is derived."""
-    shape = {
-        "layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim, "page_size": config.page_size,
-    }  # fmt: skip
+    shape = {**graph.kv_shape, "page_size": config.page_size}
     if config.executor == "native":
         return kernel_kv.bytes_per_page(**shape, kv_dtype=config.kv_dtype)
     return kv.bytes_per_page(**shape)
@@ -216,10 +214,7 @@ def _make_executor(config: EngineConfig, checkpoint: Checkpoint, graph: Graph, l
 
     if config.quantize and not any(can_round(checkpoint.tensor(name)) for name in checkpoint.names):
         announce(f"quantize {config.quantize} changes nothing: no weights are F32, F16 or BF16 in whole groups of 32.")
-    shape = {
-        "layers": graph.layers, "kv_heads": graph.kv_heads, "head_dim": graph.head_dim,
-        "page_size": config.page_size, "page_count": config.pages or 0,
-    }  # fmt: skip
+    shape = {**graph.kv_shape, "page_size": config.page_size, "page_count": config.pages or 0}
     if config.executor == "native":
         pool = KernelKvPool(**shape, kv_dtype=config.kv_dtype)
         return NativeExecutor(graph, matrix, floats, pool, threads=config.threads or 1, isa=config.isa)

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from branchline.base.errors import ConfigError, require
+from branchline.base.errors import require
 from branchline.base.ids import PageId
-from branchline.memory.kv import FloatArray
+from branchline.memory.kv import FloatArray, no_memory, require_copy
 
 NUMBERS: Mapping[str, npt.DTypeLike] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
 """What holds a number of each format: bf16 as its bits."""
@@ -49,7 +49,7 @@ class KernelKvPool:
             page = bytes_per_page(
                 layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, kv_dtype=kv_dtype
             )
-            raise ConfigError(f"no memory for {page_count} KV pages ({page_count * page / 2**30:.1f} GiB)") from error
+            raise no_memory(page_count, page) from error
         self._keys = self._data[:, 0].reshape(layers, kv_heads, page_count, -1, page_size)
         self._values = self._data[:, 1].reshape(layers, kv_heads, page_count, page_size, -1)
         self.shape = (layers, kv_heads, head_dim)
@@ -74,8 +74,7 @@ class KernelKvPool:
 
     def copy(self, source: PageId, target: PageId, token_count: int) -> None:
         """Copy the first ``token_count`` positions of a page, in all layers."""
-        require(0 <= source < self.page_count and 0 <= target < self.page_count, "page copy outside the pool")
-        require(0 < token_count <= self.page_size, f"a page copy of {token_count} positions")
+        require_copy(source, target, token_count, page_count=self.page_count, page_size=self.page_size)
         self._keys[:, :, target, :, :token_count] = self._keys[:, :, source, :, :token_count]
         self._values[:, :, target, :token_count] = self._values[:, :, source, :token_count]
         if self._scales.size:

@@ -23,6 +23,17 @@ def bytes_per_page(*, layers: int, kv_heads: int, head_dim: int, page_size: int)
     return layers * 2 * kv_heads * page_size * head_dim * np.dtype(np.float32).itemsize
 
 
+def no_memory(page_count: int, page_bytes: int) -> ConfigError:
+    """The error of a pool that cannot be had."""
+    return ConfigError(f"no memory for {page_count} KV pages ({page_count * page_bytes / 2**30:.1f} GiB)")
+
+
+def require_copy(source: PageId, target: PageId, token_count: int, *, page_count: int, page_size: int) -> None:
+    """Raises InvariantBroken unless a pool of so many pages can copy so many positions."""
+    require(0 <= source < page_count and 0 <= target < page_count, "page copy outside the pool")
+    require(0 < token_count <= page_size, f"a page copy of {token_count} positions")
+
+
 class KvPool:
     """Keys and values of ``page_count`` pages of ``page_size`` positions.
 
@@ -38,8 +49,8 @@ class KvPool:
         try:
             self._data: FloatArray = np.zeros(shape, np.float32)
         except (MemoryError, ValueError) as error:
-            size = page_count * bytes_per_page(layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
-            raise ConfigError(f"no memory for {page_count} KV pages ({size / 2**30:.1f} GiB)") from error
+            page = bytes_per_page(layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
+            raise no_memory(page_count, page) from error
         self._by_position = self._data.reshape(layers, 2, kv_heads, page_count * page_size, head_dim)
         self.page_size = page_size
         self.page_count = page_count
@@ -76,6 +87,5 @@ class KvPool:
 
     def copy(self, source: PageId, target: PageId, token_count: int) -> None:
         """Copy the first ``token_count`` positions of a page, in all layers."""
-        require(0 <= source < self.page_count and 0 <= target < self.page_count, "page copy outside the pool")
-        require(0 < token_count <= self.page_size, f"a page copy of {token_count} positions")
+        require_copy(source, target, token_count, page_count=self.page_count, page_size=self.page_size)
         self._data[:, :, :, target, :token_count] = self._data[:, :, :, source, :token_count]

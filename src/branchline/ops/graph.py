@@ -122,6 +122,11 @@ class Graph:
     vocab_size: int
 
     @property
+    def kv_shape(self) -> dict[str, int]:
+        """What a KV pool must know of the model, by the names of its arguments."""
+        return {"layers": self.layers, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+
+    @property
     def weights(self) -> tuple[Weight, ...]:
         """Names of all weights the operators use, each once, in order of first use."""
         names: dict[Weight, None] = {}
