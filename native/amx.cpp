@@ -16,9 +16,12 @@ namespace {
 
 constexpr const char* kName = "amx";
 constexpr int kRowTile = 4;
+constexpr std::size_t kPairs = 1;
+constexpr int kQueries = 3, kVectors = 1;
 #include "simd_avx2.h"
 #include "pair_avx512.h"
 #include "dot_avx512.h"
+#include "products.h"
 #include "kernels.inl"
 
 constexpr std::size_t kTileRows = 16;
@@ -74,8 +77,8 @@ struct Tiles {
     static void unpack(const Format& format, const Side& side, std::size_t first, std::size_t count, Weights& weights) {
         const __m512i low = _mm512_set1_epi8(15);
         for (std::size_t group = 0; group < count; ++group) {
-            const std::uint8_t* w0 = side.w0 + (first + group) * format.block_bytes();
-            const std::uint8_t* w1 = side.w1 + (first + group) * format.block_bytes();
+            const std::uint8_t* w0 = side.weights.at[0] + (first + group) * format.block_bytes();
+            const std::uint8_t* w1 = side.weights.at[1] + (first + group) * format.block_bytes();
             std::uint8_t* codes = weights.codes + group * kGroup * 2 * kLanes;
             for (std::size_t j = 0; j < (Four ? 4 : 8); ++j) {
                 const __m512i bytes = load_bytes(w0 + 32 * j, w1 + 32 * j);
@@ -107,10 +110,10 @@ struct Tiles {
 
     // The sums of 16 rows stay in registers.
     static void add_up(const Weights& weights, const Products& products, const float* scales, const float* sums_of,
-                       std::size_t row_groups, std::size_t count, Pair* sums) {
+                       std::size_t row_groups, std::size_t count, Strip* sums) {
         Pair acc[kTileRows];
 #pragma GCC unroll 16
-        for (std::size_t r = 0; r < kTileRows; ++r) acc[r] = sums[r];
+        for (std::size_t r = 0; r < kTileRows; ++r) acc[r] = sums[r].v[0];
         for (std::size_t group = 0; group < count; ++group) {
             for (std::size_t part = group * Splits; part < (group + 1) * Splits; ++part) {
                 const Pair d = weights.scales[part];
@@ -127,16 +130,16 @@ struct Tiles {
             }
         }
 #pragma GCC unroll 16
-        for (std::size_t r = 0; r < kTileRows; ++r) sums[r] = acc[r];
+        for (std::size_t r = 0; r < kTileRows; ++r) sums[r].v[0] = acc[r];
     }
 
     // Rows [row, row + count), count a multiple of 16 up to kStripRows.
     static void strip(const LinearTask& task, const Side& side, std::size_t row, std::size_t count) {
         Weights weights;
         alignas(64) Products products;
-        Pair sums[kStripRows];
+        Strip sums[kStripRows];
         const std::size_t width = task.in.width, groups = width / kGroup;
-        for (std::size_t r = 0; r < count; ++r) sums[r] = both(0.0f);
+        for (std::size_t r = 0; r < count; ++r) sums[r].v[0] = both(0.0f);
         for (std::size_t first = 0; first < groups; first += kGroups) {
             const std::size_t together = groups - first < kGroups ? groups - first : kGroups;
             unpack(task.weight->format, side, first, together, weights);
@@ -184,7 +187,7 @@ void linear_on_tiles(const LinearTask& task) {
 }  // namespace
 
 const Kernels* amx_kernels() {
-    static const Kernels table = with_linear(*avx512_kernels(), linear_on_tiles);
+    static const Kernels table = with_linear(*avx512bf16_kernels(), linear_on_tiles);
     return &table;
 }
 

@@ -12,9 +12,12 @@ namespace {
 
 constexpr const char* kName = "avx2";
 constexpr int kRowTile = 4;  // rows whose sums stay in registers
+constexpr std::size_t kPairs = 1;  // of panels, whose sums do
+constexpr int kQueries = 3, kVectors = 1;  // whose sums do in attention
 #include "simd_avx2.h"
 #include "dot_avx2.h"
 #include "pair.h"
+#include "products.h"
 #include "kernels.inl"
 
 }  // namespace

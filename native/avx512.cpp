@@ -13,9 +13,12 @@ namespace {
 
 constexpr const char* kName = "avx512";
 constexpr int kRowTile = 4;  // rows whose sums stay in registers
+constexpr std::size_t kPairs = 2;  // of panels, whose sums do
+constexpr int kQueries = 3, kVectors = 1;
 #include "simd_avx2.h"
 #include "pair_avx512.h"
 #include "dot_avx512.h"
+#include "products.h"
 #include "kernels.inl"
 
 }  // namespace

@@ -13,9 +13,12 @@ namespace {
 
 constexpr const char* kName = "avxvnni";
 constexpr int kRowTile = 4;  // rows whose sums stay in registers
+constexpr std::size_t kPairs = 1;  // of panels, whose sums do
+constexpr int kQueries = 3, kVectors = 1;
 #include "simd_avx2.h"
 #include "dot_vnni.h"
 #include "pair.h"
+#include "products.h"
 #include "kernels.inl"
 
 }  // namespace

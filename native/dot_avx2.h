@@ -5,9 +5,9 @@ inline void pin(__m256i& sum) { __asm__("" : "+x"(sum)); }
 
 // Unsigned 4-bit times signed bytes: sums of pairs stay below 3,810, of eight of them below 30,480, so 16 bits hold a group.
 template <int R>
-inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, I8 (&dot)[R][2]) {
+inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, I8 (*dot)[2]) {
     __m256i total[R][2];
-    each_four_inputs(w0, w1, [&](__m256i code0, __m256i code1, int input) {
+    each_four_inputs(w[0], w[1], [&](__m256i code0, __m256i code1, int input) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const __m256i four = repeat_four(a + r * width + input);
@@ -28,14 +28,14 @@ inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
 
 // Signed times signed: |w| * (sign(w) a). Sums of pairs stay below 128 * 127 * 2 = 32,512.
 template <int R>
-inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, int begin, int end,
-                   I8 (&dot)[R][2]) {
+inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end,
+                   I8 (*dot)[2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i total[R][2];
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 8
     for (int j = 4 * begin; j < 4 * end; ++j) {
-        const __m256i code0 = load_bytes(w0 + 32 * j), code1 = load_bytes(w1 + 32 * j);
+        const __m256i code0 = load_bytes(w[0] + 32 * j), code1 = load_bytes(w[1] + 32 * j);
         const __m256i size0 = _mm256_abs_epi8(code0), size1 = _mm256_abs_epi8(code1);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {

@@ -1,4 +1,4 @@
-// Dot products of bytes with 512-bit VNNI, both panels of a pair in one instruction, after pair_avx512.h. Each function
+// Dot products of bytes with 512-bit VNNI, both panels of a pair in one instruction, after pair_avx512.h and kPairs. Each function
 // gives the bits of its namesake in simd_portable.h; dot_vnni.h says why.
 
 inline __m512i repeat_four_wide(const std::int8_t* p) {
@@ -7,41 +7,55 @@ inline __m512i repeat_four_wide(const std::int8_t* p) {
     return _mm512_set1_epi32(bytes);
 }
 
-template <int R>
-inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, IntPair (&dot)[R]) {
-    const __m512i low = _mm512_set1_epi8(15);
-    __m512i total[R];
-    for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_si512();
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-        const __m512i codes = load_bytes(w0 + 32 * j, w1 + 32 * j);
-        const __m512i early = _mm512_and_si512(codes, low), late = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            total[r] = _mm512_dpbusd_epi32(total[r], early, repeat_four_wide(a + r * width + 4 * j));
-            total[r] = _mm512_dpbusd_epi32(total[r], late, repeat_four_wide(a + r * width + 16 + 4 * j));
-        }
-    }
-    for (int r = 0; r < R; ++r) dot[r].v = total[r];
+// Sixteen channels and four inputs of each pair of the strip.
+template <class Make>
+inline void each_codes(__m512i (&codes)[kPairs], Make make) {
+#pragma GCC unroll 2
+    for (std::size_t i = 0; i < kPairs; ++i) codes[i] = make(i);
 }
 
 template <int R>
-inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, int begin, int end,
-                   IntPair (&dot)[R]) {
+inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, IntPair* dot) {
+    const __m512i low = _mm512_set1_epi8(15);
+    __m512i total[R][kPairs], early[kPairs], late[kPairs];
+    for (int r = 0; r < R; ++r) each_codes(total[r], [&](std::size_t) { return _mm512_setzero_si512(); });
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        each_codes(late, [&](std::size_t i) { return load_bytes(w[2 * i] + 32 * j, w[2 * i + 1] + 32 * j); });
+        each_codes(early, [&](std::size_t i) { return _mm512_and_si512(late[i], low); });
+        each_codes(late, [&](std::size_t i) { return _mm512_and_si512(_mm512_srli_epi16(late[i], 4), low); });
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const __m512i first = repeat_four_wide(a + r * width + 4 * j);
+            each_codes(total[r], [&](std::size_t i) { return _mm512_dpbusd_epi32(total[r][i], early[i], first); });
+            const __m512i second = repeat_four_wide(a + r * width + 16 + 4 * j);
+            each_codes(total[r], [&](std::size_t i) { return _mm512_dpbusd_epi32(total[r][i], late[i], second); });
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        for (std::size_t i = 0; i < kPairs; ++i) dot[r * kPairs + i].v = total[r][i];
+    }
+}
+
+template <int R>
+inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end, IntPair* dot) {
     const __m512i shift = _mm512_set1_epi8(-128);
-    __m512i total[R], excess = _mm512_setzero_si512();
-    for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_si512();
+    __m512i total[R][kPairs], codes[kPairs], excess[kPairs];
+    for (int r = 0; r < R; ++r) each_codes(total[r], [&](std::size_t) { return _mm512_setzero_si512(); });
+    each_codes(excess, [&](std::size_t) { return _mm512_setzero_si512(); });
 #pragma GCC unroll 8
     for (int j = 4 * begin; j < 4 * end; ++j) {
-        const __m512i codes = load_bytes(w0 + 32 * j, w1 + 32 * j);
-        excess = _mm512_dpbusd_epi32(excess, shift, codes);
+        each_codes(codes, [&](std::size_t i) { return load_bytes(w[2 * i] + 32 * j, w[2 * i + 1] + 32 * j); });
+        each_codes(excess, [&](std::size_t i) { return _mm512_dpbusd_epi32(excess[i], shift, codes[i]); });
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const __m512i four = _mm512_xor_si512(repeat_four_wide(a + r * width + 4 * j), shift);
-            total[r] = _mm512_dpbusd_epi32(total[r], four, codes);
+            each_codes(total[r], [&](std::size_t i) { return _mm512_dpbusd_epi32(total[r][i], four, codes[i]); });
         }
     }
-    for (int r = 0; r < R; ++r) dot[r].v = _mm512_sub_epi32(total[r], excess);
+    for (int r = 0; r < R; ++r) {
+        for (std::size_t i = 0; i < kPairs; ++i) dot[r * kPairs + i].v = _mm512_sub_epi32(total[r][i], excess[i]);
+    }
 }
 
 struct ByteSum {

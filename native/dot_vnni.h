@@ -3,10 +3,10 @@
 
 // Unsigned 4-bit times signed bytes: what the instruction is made for.
 template <int R>
-inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, I8 (&dot)[R][2]) {
+inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, I8 (*dot)[2]) {
     __m256i total[R][2];
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
-    each_four_inputs(w0, w1, [&](__m256i code0, __m256i code1, int input) {
+    each_four_inputs(w[0], w[1], [&](__m256i code0, __m256i code1, int input) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const __m256i four = repeat_four(a + r * width + input);
@@ -23,14 +23,14 @@ inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
 // Signed times signed, where the instruction wants one factor unsigned: sum (a + 128) w - 128 sum w. It is the activations
 // that are shifted, because then the correction belongs to the weights and all rows share it.
 template <int R>
-inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, int begin, int end,
-                   I8 (&dot)[R][2]) {
+inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end,
+                   I8 (*dot)[2]) {
     const __m256i shift = _mm256_set1_epi8(-128);  // as a signed byte; unsigned it is 128
     __m256i total[R][2], excess[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 8
     for (int j = 4 * begin; j < 4 * end; ++j) {
-        const __m256i code0 = load_bytes(w0 + 32 * j), code1 = load_bytes(w1 + 32 * j);
+        const __m256i code0 = load_bytes(w[0] + 32 * j), code1 = load_bytes(w[1] + 32 * j);
         excess[0] = _mm256_dpbusd_avx_epi32(excess[0], shift, code0);
         excess[1] = _mm256_dpbusd_avx_epi32(excess[1], shift, code1);
 #pragma GCC unroll 8

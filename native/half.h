@@ -6,6 +6,10 @@
 
 namespace branchline {
 
+struct BFloat {
+    std::uint16_t bits;
+};
+
 static inline float bits_to_float(std::uint32_t bits) {
     float out;
     std::memcpy(&out, &bits, sizeof out);
@@ -13,6 +17,15 @@ static inline float bits_to_float(std::uint32_t bits) {
 }
 
 static inline float bfloat_to_float(std::uint16_t bits) { return bits_to_float(static_cast<std::uint32_t>(bits) << 16); }
+
+// The nearest number, ties to even, as AVX512-BF16 does it: numbers too small for a full mantissa become a zero.
+static inline std::uint16_t float_to_bfloat(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // stays a NaN
+    if ((bits & 0x7f800000u) == 0) return static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
+    return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
 
 static inline float half_to_float(std::uint16_t bits) {
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;

@@ -29,11 +29,15 @@ bool has_avx2() {
 }
 #endif
 
-#if defined(BRANCHLINE_AVX512) || defined(BRANCHLINE_AMX)
+#if defined(BRANCHLINE_AVX512) || defined(BRANCHLINE_AVX512BF16) || defined(BRANCHLINE_AMX)
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+#endif
+
+#if defined(BRANCHLINE_AVX512BF16) || defined(BRANCHLINE_AMX)
+bool has_avx512bf16() { return has_avx512() && Leaf(7, 0).eax >= 1 && (Leaf(7, 1).eax >> 5 & 1); }
 #endif
 
 #ifdef BRANCHLINE_AVXVNNI
@@ -67,7 +71,10 @@ std::vector<const Kernels*> usable_kernels() {
     __builtin_cpu_init();
     if (has_avx2()) {
 #ifdef BRANCHLINE_AMX
-        if (has_avx512() && has_amx()) found.push_back(amx_kernels());
+        if (has_avx512bf16() && has_amx()) found.push_back(amx_kernels());
+#endif
+#ifdef BRANCHLINE_AVX512BF16
+        if (has_avx512bf16()) found.push_back(avx512bf16_kernels());
 #endif
 #ifdef BRANCHLINE_AVX512
         if (has_avx512()) found.push_back(avx512_kernels());

@@ -16,6 +16,8 @@ constexpr std::size_t kLanes = 8;   // output channels of a panel
 constexpr std::size_t kGroup = 32;  // inputs that share a scale
 constexpr std::size_t kBlock = 64;  // key positions between two updates of the online softmax
 constexpr std::size_t kMostDims = 256;  // numbers of a head
+constexpr std::size_t kKvLanes = 16;    // of a vector of keys or values
+constexpr std::size_t kMostQueries = 128;  // of a task
 
 enum class Encoding : std::uint8_t { f32, f16, bf16, q4, q8 };
 
@@ -84,10 +86,13 @@ struct LinearTask {
 enum class KvKind : std::uint8_t { f32, bf16, i8 };
 
 [[gnu::always_inline]] constexpr std::size_t kv_bytes(KvKind kind) { return kind == KvKind::f32 ? 4 : kind == KvKind::bf16 ? 2 : 1; }
-[[gnu::always_inline]] constexpr std::size_t whole_lanes(std::size_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+[[gnu::always_inline]] constexpr std::size_t whole(std::size_t count, std::size_t of) { return (count + of - 1) / of * of; }
 
-// Keys and values of one head: [page][numbers of a page]. A page of keys is [head_dim][position], so that eight positions
-// make a vector; a page of values is [position][whole_lanes(head_dim)]. Of i8 each position has a scale.
+// Keys and values of one head: [page][numbers of a page]. Of i8 each position has a scale.
+//
+// Attention adds up products two at a time, and two by two the numbers lie: of keys two dimensions, for all positions of the
+// page side by side; of values two positions, for all dimensions side by side (dimensions in whole vectors, positions even).
+// The two of bf16 and i8 are neighbours, as instructions for bf16 want them; the two of f32 are in rows of their own.
 struct KvHead {
     const std::uint8_t* keys;
     const std::uint8_t* values;
@@ -95,7 +100,19 @@ struct KvHead {
     const float* value_scales;
 };
 
-// One query on its way through the blocks. `state`: whole_lanes(head_dim) sums, the peak and the total of the softmax.
+// Numbers that a head takes in a page, and a page as a whole.
+[[gnu::always_inline]] constexpr std::size_t kv_dims(std::size_t head_dim) { return whole(head_dim, kKvLanes); }
+[[gnu::always_inline]] constexpr std::size_t kv_page(std::size_t head_dim, std::size_t page_size) {
+    return kv_dims(head_dim) * whole(page_size, 2);
+}
+// Where number `lane` of row `row` is; `lanes` numbers are side by side. Of keys rows are dimensions, of values positions.
+[[gnu::always_inline]] constexpr std::size_t kv_place(bool neighbours, std::size_t row, std::size_t lane, std::size_t lanes) {
+    return row / 2 * 2 * lanes + (neighbours ? 2 * lane + row % 2 : row % 2 * lanes + lane);
+}
+[[gnu::always_inline]] constexpr bool neighbours(KvKind kind) { return kind != KvKind::f32; }
+
+// One query on its way through the blocks. `state`: kv_dims(head_dim) sums, then the total of the softmax in kKvLanes parts,
+// then its peak.
 struct Query {
     const float* q;
     float* state;
@@ -103,7 +120,7 @@ struct Query {
     std::int64_t position;
 };
 
-[[gnu::always_inline]] constexpr std::size_t query_state(std::size_t head_dim) { return whole_lanes(head_dim) + 2; }
+[[gnu::always_inline]] constexpr std::size_t query_state(std::size_t head_dim) { return kv_dims(head_dim) + kKvLanes + 1; }
 
 // Queries that see the same pages, for one key head, through blocks [block_begin, block_end). Each query takes the blocks in
 // order and by itself: who walks beside it changes none of its bits.
@@ -145,7 +162,8 @@ const Kernels* portable_kernels();
 const Kernels* avx2_kernels();     // AVX2, FMA, F16C
 const Kernels* avxvnni_kernels();  // AVX-VNNI beside AVX2
 const Kernels* avx512_kernels();   // AVX512 F, BW, VL, VNNI
-const Kernels* amx_kernels();      // AMX-TILE, AMX-INT8 beside AVX512
-const Kernels* neon_kernels();     // AArch64 with dot products
+const Kernels* avx512bf16_kernels();  // AVX512-BF16 beside those
+const Kernels* amx_kernels();         // AMX-TILE, AMX-INT8 beside those
+const Kernels* neon_kernels();        // AArch64 with dot products
 
 }  // namespace branchline

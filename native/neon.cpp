@@ -13,8 +13,11 @@ namespace {
 
 constexpr const char* kName = "neon";
 constexpr int kRowTile = 4;  // rows whose sums stay in registers, or nearly
+constexpr std::size_t kPairs = 1;  // of panels, whose sums do
+constexpr int kQueries = 3, kVectors = 1;  // whose sums do in attention
 #include "simd_neon.h"
 #include "pair.h"
+#include "products.h"
 #include "kernels.inl"
 
 }  // namespace

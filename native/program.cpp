@@ -9,15 +9,18 @@
 #include <stdexcept>
 #include <utility>
 
+#include "half.h"
+
 namespace branchline {
 namespace {
 
 constexpr std::size_t kQueryTile = 8;             // tokens that walk through the keys together
-constexpr std::size_t kHeadTile = 16;             // heads of a token that do
+constexpr std::size_t kHeadTile = kMostQueries / kQueryTile;  // heads of a token that do
 constexpr std::size_t kEveryBlock = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kSerialNumbers = 16384;     // below this many numbers waking others costs more than it saves
 constexpr std::size_t kRowBytes = 192 * 1024;     // inputs of a linear task: they stay in the second cache
 constexpr std::size_t kTasksPerThread = 4;
+constexpr std::size_t kPanelStep = 4;            // the most panels that a kernel computes side by side
 constexpr std::size_t kHeadChannels = 1024;       // logits of a task of the greedy head
 constexpr std::size_t kSlabRows = 32;             // whose logits exist at the same time
 
@@ -280,7 +283,7 @@ void Program::cut(const LinearTask& whole) {
     const std::size_t row_bytes = whole.in.width * (whole.weight->format.grouped() ? 1 : 4);
     const std::size_t row_tasks = over(rows * row_bytes, std::max(kRowBytes, row_bytes));
     const std::size_t wanted = over(pool_.threads() * kTasksPerThread, row_tasks);
-    const std::size_t panel_step = std::max<std::size_t>(2, over(over(panels, wanted), 2) * 2);
+    const std::size_t panel_step = over(over(panels, wanted), kPanelStep) * kPanelStep;
     for (std::size_t r = 0; r < row_tasks; ++r) {
         for (std::size_t panel = 0; panel < panels; panel += panel_step) {
             LinearTask task = whole;
@@ -303,13 +306,6 @@ void Program::run_tasks() {
 
 namespace {
 
-std::uint16_t to_bfloat(float x) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // stays a NaN
-    return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
 // A scale of 0 or NaN needs no codes: all are 0 then, and what is multiplied with NaN is NaN.
 float byte_scale(const float* x, std::size_t count) {
     float largest = 0.0f;
@@ -327,19 +323,22 @@ std::int8_t to_byte(float x, float scale) {
 }  // namespace
 
 void Pages::write(std::size_t layer, std::size_t kv_head, std::size_t place, const float* key, const float* value) const {
-    const std::size_t offset = place % page_size, dims = whole_lanes(head_dim);
-    const std::size_t key_at = place / page_size * page_numbers() + offset, value_at = place * dims;
+    const std::size_t page = place / page_size * page_numbers(), offset = place % page_size, dims = kv_dims(head_dim);
     std::uint8_t *keys = at(layer, 0, kv_head), *values = at(layer, 1, kv_head);
     const auto put = [&](auto* key_to, auto* value_to, auto convert_key, auto convert_value) {
-        for (std::size_t d = 0; d < head_dim; ++d) key_to[key_at + d * page_size] = convert_key(key[d]);
-        for (std::size_t d = 0; d < head_dim; ++d) value_to[value_at + d] = convert_value(value[d]);
+        const auto key_place = [&](std::size_t d) { return page + kv_place(neighbours(kind), d, offset, page_size); };
+        for (std::size_t d = 0; d < head_dim; ++d) {
+            key_to[key_place(d)] = convert_key(key[d]);
+            value_to[page + kv_place(neighbours(kind), offset, d, dims)] = convert_value(value[d]);
+        }
+        if (head_dim % 2 == 1) key_to[key_place(head_dim)] = 0;  // the neighbour of the last one is multiplied with 0
     };
     if (kind == KvKind::f32) {
         const auto same = [](float x) { return x; };
         return put(reinterpret_cast<float*>(keys), reinterpret_cast<float*>(values), same, same);
     }
     if (kind == KvKind::bf16) {
-        return put(reinterpret_cast<std::uint16_t*>(keys), reinterpret_cast<std::uint16_t*>(values), to_bfloat, to_bfloat);
+        return put(reinterpret_cast<std::uint16_t*>(keys), reinterpret_cast<std::uint16_t*>(values), float_to_bfloat, float_to_bfloat);
     }
     const float key_scale = byte_scale(key, head_dim), value_scale = byte_scale(value, head_dim);
     scales_at(layer, 0, kv_head)[place] = key_scale;

@@ -25,7 +25,7 @@ struct Pages {
     KvKind kind;
     std::size_t layers, kv_heads, page_count, page_size, head_dim;
 
-    std::size_t page_numbers() const { return whole_lanes(head_dim) * page_size; }
+    std::size_t page_numbers() const { return kv_page(head_dim, page_size); }
     std::size_t index(std::size_t layer, std::size_t values, std::size_t kv_head) const {
         return ((layer * 2 + values) * kv_heads + kv_head) * page_count;
     }

@@ -21,8 +21,29 @@ inline F8 load_half(const std::uint8_t* p) { return {_mm256_cvtph_ps(load_words(
 inline F8 load_bfloat(const std::uint8_t* p) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_words(p)), 16))};
 }
-inline F8 load_signed(const std::int8_t* p) {
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+struct Two {
+    F8 even, odd;
+};
+inline Two load_two(const BFloat* p) {
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(words, 16))}, {_mm256_castsi256_ps(_mm256_and_si256(words, upper))}};
+}
+inline Two load_two(const std::int8_t* p) {
+    const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i even = _mm256_srai_epi32(_mm256_slli_epi32(words, 16), 16), odd = _mm256_srai_epi32(words, 16);
+    return {{_mm256_cvtepi32_ps(even)}, {_mm256_cvtepi32_ps(odd)}};
+}
+inline F8 round_bfloat(F8 a) {
+    const __m256i bits = _mm256_castps_si256(a.v), sign = _mm256_set1_epi32(static_cast<int>(0x80000000u));
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i size = _mm256_andnot_si256(sign, bits);
+    const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x00800000), size);
+    const __m256i nan = _mm256_cmpgt_epi32(size, _mm256_set1_epi32(0x7f800000));
+    const __m256i or_zero = _mm256_blendv_epi8(up, _mm256_and_si256(bits, sign), small);
+    const __m256i or_nan = _mm256_blendv_epi8(or_zero, _mm256_or_si256(bits, _mm256_set1_epi32(0x00400000)), nan);
+    return {_mm256_castsi256_ps(_mm256_and_si256(or_nan, _mm256_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
 
 inline F8 add(F8 a, F8 b) { return {_mm256_add_ps(a.v, b.v)}; }

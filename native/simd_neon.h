@@ -29,16 +29,37 @@ inline F8 load_half(const std::uint8_t* p) {
     const float16x8_t words = vreinterpretq_f16_u16(load_words(p));
     return {vcvt_f32_f16(vget_low_f16(words)), vcvt_high_f32_f16(words)};
 }
-inline F8 load_bfloat(const std::uint8_t* p) {
-    const uint16x8_t words = load_words(p);
+
+struct Two {
+    F8 even, odd;
+};
+inline F8 widen_bfloat(uint16x8_t words) {
     return {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(words), 16)),
             vreinterpretq_f32_u32(vshll_high_n_u16(words, 16))};
 }
-
-inline F8 load_signed(const std::int8_t* p) {
-    const int16x8_t wide = vmovl_s8(vld1_s8(p));
+inline F8 widen_signed(int8x8_t bytes) {
+    const int16x8_t wide = vmovl_s8(bytes);
     return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(wide)))};
 }
+inline F8 load_bfloat(const std::uint8_t* p) { return widen_bfloat(load_words(p)); }
+inline Two load_two(const BFloat* p) {
+    const uint16x8x2_t words = vld2q_u16(reinterpret_cast<const std::uint16_t*>(p));
+    return {widen_bfloat(words.val[0]), widen_bfloat(words.val[1])};
+}
+inline Two load_two(const std::int8_t* p) {
+    const int8x8x2_t bytes = vld2_s8(p);
+    return {widen_signed(bytes.val[0]), widen_signed(bytes.val[1])};
+}
+inline float32x4_t round_bfloat(float32x4_t a) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(a), sign = vdupq_n_u32(0x80000000u);
+    const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint32x4_t up = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd), size = vbicq_u32(bits, sign);
+    const uint32x4_t or_zero = vbslq_u32(vcltq_u32(size, vdupq_n_u32(0x00800000u)), vandq_u32(bits, sign), up);
+    const uint32x4_t nan = vorrq_u32(bits, vdupq_n_u32(0x00400000u));
+    const uint32x4_t or_nan = vbslq_u32(vcgtq_u32(size, vdupq_n_u32(0x7f800000u)), nan, or_zero);
+    return vreinterpretq_f32_u32(vandq_u32(or_nan, vdupq_n_u32(0xffff0000u)));
+}
+inline F8 round_bfloat(F8 a) { return {round_bfloat(a.low), round_bfloat(a.high)}; }
 
 inline F8 add(F8 a, F8 b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
 inline F8 sub(F8 a, F8 b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
@@ -121,8 +142,8 @@ inline I8 add_products(I8 total, int8x16_t low, int8x16_t high, int8x16_t inputs
 
 // Adds inputs 4 J to 4 J + 3 of sixteen, and for 4-bit codes those of the sixteen behind them.
 template <int J, int R>
-inline void add_four_q4(const std::uint8_t* const (&w)[2], const int8x16_t (&early)[R], const int8x16_t (&late)[R],
-                        I8 (&dot)[R][2]) {
+inline void add_four_q4(const std::uint8_t* const* w, const int8x16_t (&early)[R], const int8x16_t (&late)[R],
+                        I8 (*dot)[2]) {
     const uint8x16_t mask = vdupq_n_u8(15);
     for (int p = 0; p < 2; ++p) {
         const uint8x16_t low = vld1q_u8(w[p] + 32 * J), high = vld1q_u8(w[p] + 32 * J + 16);
@@ -137,8 +158,7 @@ inline void add_four_q4(const std::uint8_t* const (&w)[2], const int8x16_t (&ear
     }
 }
 template <int R>
-inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, I8 (&dot)[R][2]) {
-    const std::uint8_t* const w[2] = {w0, w1};
+inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, I8 (*dot)[2]) {
     int8x16_t early[R], late[R];
     for (int r = 0; r < R; ++r) {
         early[r] = vld1q_s8(a + r * width);
@@ -152,7 +172,7 @@ inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
 }
 
 template <int J, int R>
-inline void add_four_q8(const std::uint8_t* const (&w)[2], const int8x16_t (&inputs)[R], I8 (&dot)[R][2]) {
+inline void add_four_q8(const std::uint8_t* const* w, const int8x16_t (&inputs)[R], I8 (*dot)[2]) {
     for (int p = 0; p < 2; ++p) {
         const int8x16_t low = vreinterpretq_s8_u8(vld1q_u8(w[p] + 32 * J));
         const int8x16_t high = vreinterpretq_s8_u8(vld1q_u8(w[p] + 32 * J + 16));
@@ -160,17 +180,17 @@ inline void add_four_q8(const std::uint8_t* const (&w)[2], const int8x16_t (&inp
     }
 }
 template <int R>
-inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, int begin, int end,
-                   I8 (&dot)[R][2]) {
+inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end,
+                   I8 (*dot)[2]) {
     for (int r = 0; r < R; ++r) dot[r][0] = dot[r][1] = {vdupq_n_s32(0), vdupq_n_s32(0)};
     for (int half = begin; half < end; ++half) {
-        const std::uint8_t* const w[2] = {w0 + 128 * half, w1 + 128 * half};
+        const std::uint8_t* const here[2] = {w[0] + 128 * half, w[1] + 128 * half};
         int8x16_t inputs[R];
         for (int r = 0; r < R; ++r) inputs[r] = vld1q_s8(a + r * width + 16 * half);
-        add_four_q8<0>(w, inputs, dot);
-        add_four_q8<1>(w, inputs, dot);
-        add_four_q8<2>(w, inputs, dot);
-        add_four_q8<3>(w, inputs, dot);
+        add_four_q8<0>(here, inputs, dot);
+        add_four_q8<1>(here, inputs, dot);
+        add_four_q8<2>(here, inputs, dot);
+        add_four_q8<3>(here, inputs, dot);
     }
 }
 

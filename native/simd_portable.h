@@ -42,8 +42,23 @@ inline F8 load_bfloat(const std::uint8_t* p) {
     return lanes([&](int i) { return bfloat_to_float(bits[i]); });
 }
 
-inline F8 load_signed(const std::int8_t* p) {
-    return lanes([&](int i) { return static_cast<float>(p[i]); });
+// Eight times two neighbours.
+struct Two {
+    F8 even, odd;
+};
+inline Two load_two(const BFloat* p) {
+    std::uint16_t bits[16];
+    std::memcpy(bits, p, sizeof bits);
+    return {lanes([&](int i) { return bfloat_to_float(bits[2 * i]); }),
+            lanes([&](int i) { return bfloat_to_float(bits[2 * i + 1]); })};
+}
+inline Two load_two(const std::int8_t* p) {
+    return {lanes([&](int i) { return static_cast<float>(p[2 * i]); }),
+            lanes([&](int i) { return static_cast<float>(p[2 * i + 1]); })};
+}
+// To the nearest number of bf16, ties to even; what is too small for a full mantissa becomes a zero, NaN stays NaN.
+inline F8 round_bfloat(F8 a) {
+    return lanes([&](int i) { return bfloat_to_float(float_to_bfloat(a.v[i])); });
 }
 
 inline F8 add(F8 a, F8 b) {
@@ -128,15 +143,14 @@ inline bool all_finite(F8 a) {
 
 // Exact dot products of one group: R rows of 32 bytes with 8 channels of each of two panels.
 template <int R>
-inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, I8 (&dot)[R][2]) {
+inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, I8 (*dot)[2]) {
     for (int r = 0; r < R; ++r) {
         for (int p = 0; p < 2; ++p) {
-            const std::uint8_t* w = p ? w1 : w0;
-            for (int c = 0; c < 8; ++c) {
+                        for (int c = 0; c < 8; ++c) {
                 std::int32_t total = 0;
                 for (int j = 0; j < 4; ++j) {
                     for (int i = 0; i < 4; ++i) {
-                        const int code = w[32 * j + 4 * c + i];
+                        const int code = w[p][32 * j + 4 * c + i];
                         total += (code & 15) * a[r * width + 4 * j + i] + (code >> 4) * a[r * width + 16 + 4 * j + i];
                     }
                 }
@@ -147,16 +161,15 @@ inline void dot_q4(const std::uint8_t* w0, const std::uint8_t* w1, const std::in
 }
 // The same for inputs [16 begin, 16 end) of a group of signed bytes.
 template <int R>
-inline void dot_q8(const std::uint8_t* w0, const std::uint8_t* w1, const std::int8_t* a, std::size_t width, int begin, int end,
-                   I8 (&dot)[R][2]) {
+inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end,
+                   I8 (*dot)[2]) {
     for (int r = 0; r < R; ++r) {
         for (int p = 0; p < 2; ++p) {
-            const std::uint8_t* w = p ? w1 : w0;
-            for (int c = 0; c < 8; ++c) {
+                        for (int c = 0; c < 8; ++c) {
                 std::int32_t total = 0;
                 for (int j = 4 * begin; j < 4 * end; ++j) {
                     for (int i = 0; i < 4; ++i) {
-                        total += static_cast<std::int8_t>(w[32 * j + 4 * c + i]) * a[r * width + 4 * j + i];
+                        total += static_cast<std::int8_t>(w[p][32 * j + 4 * c + i]) * a[r * width + 4 * j + i];
                     }
                 }
                 dot[r][p].v[c] = total;

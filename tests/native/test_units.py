@@ -22,7 +22,8 @@ X86 = {
     "avx2": AVX2,
     "avxvnni": (*AVX2, "-mavxvnni"),
     "avx512": AVX512,
-    "amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
+    "avx512bf16": (*AVX512, "-mavx512bf16"),
+    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8"),
 }
 NEON = {"neon": ("-march=armv8.2-a+dotprod",)}
 EMULATED = (*AVX2, "-include", str(HERE / "emulation.h"))

@@ -250,7 +250,7 @@ void check_attend(Random& random, KvKind kind, std::size_t page_size, std::size_
     const std::size_t pages = (static_cast<std::size_t>(position) + tokens) / page_size + 1;
     std::vector<std::int64_t> table(pages);
     for (std::size_t i = 0; i < pages; ++i) table[i] = static_cast<std::int64_t>(pages - 1 - i);
-    const std::size_t numbers = pages * page_size * whole_lanes(head_dim);
+    const std::size_t numbers = pages * kv_page(head_dim, page_size);
     const Floats q = random.numbers(tokens * stride, 4.0f), scales = random.numbers(pages * page_size, 0.01f);
     // Floats as they are, or their upper halves as bf16, or their bytes as codes.
     const Floats whole[2] = {random.numbers(numbers), random.numbers(numbers)};

@@ -1,15 +1,16 @@
 """Where native kernels keep keys and values: a pool of pages in the layout and number format that they read.
 
     data[layer, 0 = keys | 1 = values, kv_head, page, numbers of a page]
-    a page of keys      [head_dim, position]: eight positions make a vector
-    a page of values    [position, head_dim]
     scales[layer, 0 | 1, kv_head, page, position]: of int8, whose numbers are codes
 
-A head is padded to whole vectors of eight. Kernels write; what is done here is bookkeeping of bytes.
+A head is padded to whole vectors of sixteen numbers, a page to an even number of positions. Kernels read and write; what is
+done here is bookkeeping of bytes.
 
-Knows: bytes. Refuses to know: who owns a page (``cache`` and ``sched`` do), how a number is rounded (``native/`` does).
+Knows: bytes. Refuses to know: who owns a page (``cache`` and ``sched`` do), how a number is rounded and where in its page it
+lies (``native/kernels.h`` does).
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,13 +22,16 @@ from branchline.memory.kv import FloatArray, no_memory, require_copy
 
 NUMBERS: Mapping[str, npt.DTypeLike] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
 """What holds a number of each format: bf16 as its bits."""
-LANES = 8
+LANES = 16
+ALIGNMENT = 64
+"""Bytes: a vector that lies across two cache lines takes two loads."""
 
 
 def bytes_per_page(*, layers: int, kv_heads: int, head_dim: int, page_size: int, kv_dtype: str) -> int:
     """Bytes that one page takes in a :class:`KernelKvPool`, over all layers."""
     scale = np.dtype(np.float32).itemsize if kv_dtype == "int8" else 0
-    return layers * 2 * kv_heads * page_size * (_padded(head_dim) * np.dtype(NUMBERS[kv_dtype]).itemsize + scale)
+    numbers = _whole(head_dim, LANES) * _whole(page_size, 2)
+    return layers * 2 * kv_heads * (numbers * np.dtype(NUMBERS[kv_dtype]).itemsize + page_size * scale)
 
 
 class KernelKvPool:
@@ -43,15 +47,13 @@ class KernelKvPool:
         require(min(layers, kv_heads, head_dim, page_size, page_count) >= 1, "a KV pool needs a positive shape")
         heads = (layers, 2, kv_heads, page_count)
         try:
-            self._data = np.zeros((*heads, _padded(head_dim) * page_size), NUMBERS[kv_dtype])
+            self._data = _aligned_zeros((*heads, _whole(head_dim, LANES) * _whole(page_size, 2)), NUMBERS[kv_dtype])
             self._scales: FloatArray = np.zeros((*heads, page_size) if kv_dtype == "int8" else (0,), np.float32)
         except (MemoryError, ValueError) as error:
             page = bytes_per_page(
                 layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, kv_dtype=kv_dtype
             )
             raise no_memory(page_count, page) from error
-        self._keys = self._data[:, 0].reshape(layers, kv_heads, page_count, -1, page_size)
-        self._values = self._data[:, 1].reshape(layers, kv_heads, page_count, page_size, -1)
         self.shape = (layers, kv_heads, head_dim)
         """Layers, key heads, numbers of a head."""
         self.page_size = page_size
@@ -73,13 +75,20 @@ class KernelKvPool:
         return self._scales.reshape(-1)
 
     def copy(self, source: PageId, target: PageId, token_count: int) -> None:
-        """Copy the first ``token_count`` positions of a page, in all layers."""
+        """Copy the first ``token_count`` positions of a page, in all layers; what lies behind them may change as well."""
         require_copy(source, target, token_count, page_count=self.page_count, page_size=self.page_size)
-        self._keys[:, :, target, :, :token_count] = self._keys[:, :, source, :, :token_count]
-        self._values[:, :, target, :token_count] = self._values[:, :, source, :token_count]
+        self._data[:, :, :, target] = self._data[:, :, :, source]
         if self._scales.size:
-            self._scales[:, :, :, target, :token_count] = self._scales[:, :, :, source, :token_count]
+            self._scales[:, :, :, target] = self._scales[:, :, :, source]
 
 
-def _padded(head_dim: int) -> int:
-    return -(-head_dim // LANES) * LANES
+def _whole(count: int, of: int) -> int:
+    return -(-count // of) * of
+
+
+def _aligned_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """Zeros from an address that is a multiple of ALIGNMENT."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
