@@ -8,8 +8,8 @@ struct IntPair {
 };
 
 inline Pair join(F8 first, F8 second) {
-    const __m512d lower = _mm512_castpd256_pd512(_mm256_castps_pd(first.v));
-    return {_mm512_castpd_ps(_mm512_insertf64x4(lower, _mm256_castps_pd(second.v), 1))};
+    const __m512i lower = _mm512_castsi256_si512(_mm256_castps_si256(first.v));
+    return {_mm512_castsi512_ps(_mm512_inserti64x4(lower, _mm256_castps_si256(second.v), 1))};
 }
 inline Pair both(float x) { return {_mm512_set1_ps(x)}; }
 inline Pair load_sixteen(const float* p) { return {_mm512_loadu_ps(p)}; }

@@ -128,6 +128,89 @@ inline __m512 fmadd_ps(__m512 a, __m512 b, __m512 c) {
     return Halves(_mm256_fmadd_ps(x.low, y.low, z.low), _mm256_fmadd_ps(x.high, y.high, z.high)).floats();
 }
 
+inline __m512 add_ps(__m512 a, __m512 b) {
+    const FloatHalves x(a), y(b);
+    return Halves(_mm256_add_ps(x.low, y.low), _mm256_add_ps(x.high, y.high)).floats();
+}
+inline __m512 sub_ps(__m512 a, __m512 b) {
+    const FloatHalves x(a), y(b);
+    return Halves(_mm256_sub_ps(x.low, y.low), _mm256_sub_ps(x.high, y.high)).floats();
+}
+inline __m512 max_ps(__m512 a, __m512 b) {
+    const FloatHalves x(a), y(b);
+    return Halves(_mm256_max_ps(x.low, y.low), _mm256_max_ps(x.high, y.high)).floats();
+}
+inline __m512 load_ps(const float* p) { return reinterpret_cast<__m512>(load(p)); }
+inline void store_ps(float* p, __m512 a) { store(p, reinterpret_cast<__m512i>(a)); }
+inline __m512i add_epi32(__m512i a, __m512i b) {
+    const Halves x(a), y(b);
+    return Halves(_mm256_add_epi32(x.low, y.low), _mm256_add_epi32(x.high, y.high)).ints();
+}
+inline __m512i cvttps_epi32(__m512 a) {
+    const FloatHalves x(a);
+    return Halves(_mm256_cvttps_epi32(x.low), _mm256_cvttps_epi32(x.high)).ints();
+}
+inline __m512i cvtepi8_epi32(__m128i a) {
+    return Halves(_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8))).ints();
+}
+inline __m512 mask_mov_ps(__m512 other, __mmask16 mask, __m512 a) {
+    Lanes<__m512, float> out(other);
+    const Lanes<__m512, float> chosen(a);
+    for (int i = 0; i < 16; ++i) out.v[i] = mask >> i & 1 ? chosen.v[i] : out.v[i];
+    return out.vector();
+}
+inline __m512 maskz_mov_ps(__mmask16 mask, __m512 a) { return mask_mov_ps(set1_ps(0.0f), mask, a); }
+template <int How>
+inline __mmask16 cmp_ps_mask(__m512 a, __m512 b) {
+    const FloatHalves x(a), y(b);
+    const int low = _mm256_movemask_ps(_mm256_cmp_ps(x.low, y.low, How));
+    return static_cast<__mmask16>(low | _mm256_movemask_ps(_mm256_cmp_ps(x.high, y.high, How)) << 8);
+}
+
+// ---------------------------------------------------------------- bf16
+
+// "Denormals are zeros", of operands and of results; rounding is to the nearest, ties to even.
+inline float flushed(float x) { return __builtin_fabsf(x) < 1.17549435e-38f ? __builtin_copysignf(0.0f, x) : x; }
+inline float widen_bf16(std::uint16_t bits) {
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float out;
+    std::memcpy(&out, &wide, sizeof out);
+    return flushed(out);
+}
+inline std::uint16_t to_bf16(float x) {
+    const float number = flushed(x);
+    std::uint32_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    if (number != number) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);
+    return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+// VDPBF16PS: the odd product first, then the even one.
+inline __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
+    Lanes<__m512, float> total(sum);
+    const Lanes<__m512bh, std::uint16_t> left(a), right(b);
+    for (int i = 0; i < 16; ++i) {
+        const auto plus = [&](float so_far, int at) {
+            return flushed(__builtin_fmaf(widen_bf16(left.v[at]), widen_bf16(right.v[at]), so_far));
+        };
+        total.v[i] = plus(plus(flushed(total.v[i]), 2 * i + 1), 2 * i);
+    }
+    return total.vector();
+}
+inline __m256bh cvtneps_pbh(__m512 a) {
+    const Lanes<__m512, float> from(a);
+    std::uint16_t bits[16];
+    for (int i = 0; i < 16; ++i) bits[i] = to_bf16(from.v[i]);
+    __m256bh out;
+    std::memcpy(&out, bits, sizeof out);
+    return out;
+}
+inline __m512bh cvtne2ps_pbh(__m512 high, __m512 low) {
+    const __m256bh halves[2] = {cvtneps_pbh(low), cvtneps_pbh(high)};
+    __m512bh out;
+    std::memcpy(&out, halves, sizeof out);
+    return out;
+}
+
 // ---------------------------------------------------------------- tiles
 
 // Two-dimensional registers and their configuration. What the processor would answer with a fault ends the process.
@@ -226,6 +309,21 @@ inline TileUnit& tiles() {
 #define _mm512_cvtepi32_ps emulation::cvtepi32_ps
 #define _mm512_mul_ps emulation::mul_ps
 #define _mm512_fmadd_ps emulation::fmadd_ps
+#define _mm512_add_ps emulation::add_ps
+#define _mm512_sub_ps emulation::sub_ps
+#define _mm512_max_ps emulation::max_ps
+#define _mm512_loadu_ps emulation::load_ps
+#define _mm512_storeu_ps emulation::store_ps
+#define _mm512_add_epi32 emulation::add_epi32
+#define _mm512_cvttps_epi32 emulation::cvttps_epi32
+#define _mm512_cvtepi8_epi32 emulation::cvtepi8_epi32
+#define _mm512_mask_mov_ps emulation::mask_mov_ps
+#define _mm512_maskz_mov_ps emulation::maskz_mov_ps
+#undef _mm512_cmp_ps_mask
+#define _mm512_cmp_ps_mask(a, b, how) emulation::cmp_ps_mask<how>(a, b)
+#define _mm512_dpbf16_ps emulation::dpbf16_ps
+#define _mm512_cvtneps_pbh emulation::cvtneps_pbh
+#define _mm512_cvtne2ps_pbh emulation::cvtne2ps_pbh
 
 #undef _tile_loadd
 #undef _tile_stored
