@@ -5,6 +5,7 @@
 // (kVectors), and what a product is (products.h).
 
 constexpr std::size_t kBlockVectors = kBlock / kKvLanes;
+constexpr std::size_t kFewQueries = 8;  // which wait for pages from memory
 
 template <class T>
 constexpr bool kNeighbours = sizeof(T) < sizeof(float);
@@ -298,7 +299,7 @@ void attend_of(const AttendTask& task) {
     const std::size_t end = static_cast<std::size_t>(newest) + 1;
     const std::size_t visible = task.window && oldest >= task.window ? static_cast<std::size_t>(oldest - task.window + 1) : 0;
     const std::size_t begin_at = visible / kBlock > task.block_begin ? visible / kBlock : task.block_begin;
-    const bool streams = task.count <= kFewRows;
+    const bool streams = task.count <= kFewQueries;
     if (task.first) begin(task);
     if (streams) prefetch_block<T>(task, begin_at * kBlock, end);
     Block<T> block;

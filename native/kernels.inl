@@ -119,8 +119,7 @@ std::int64_t argmax(const float* x, std::size_t count) {
 
 // ---------------------------------------------------------------- linear
 
-// With few rows weights come straight from memory, faster than a processor foresees on its own across ends of pages and panels.
-constexpr std::size_t kFewRows = 8, kLine = 64, kAhead = 8192;
+constexpr std::size_t kLine = 64;  // of a cache
 
 // What a row adds up while weights pass by: a strip of 2 x kPairs panels, side by side.
 constexpr std::size_t kStrip = 2 * kPairs;
@@ -141,9 +140,10 @@ inline Strip mul(const Strip& a, Pair b) {
 }
 inline F8 panel_of(const Strip& a, std::size_t index) { return index % 2 == 0 ? first(a.v[index / 2]) : second(a.v[index / 2]); }
 
-// Where the weights of a strip are.
+// Where the weights of a strip are, and how far behind them those of the next strip.
 struct Sources {
     const std::uint8_t* at[kStrip];
+    std::size_t ahead;
 
     void advance(std::size_t bytes) {
         for (const std::uint8_t*& p : at) p += bytes;
@@ -156,14 +156,15 @@ inline Strip load_strip(const Sources& w, std::size_t offset) {
     return out;
 }
 
-// Each core computes R rows x a strip over all inputs: float accumulation in the order of the inputs.
+// Each core computes R rows x a strip over all inputs: float accumulation in the order of the inputs. The first rows to pass a
+// strip fetch the next one: a processor does not foresee it.
 
 template <Encoding Kind>
 struct Plain {
     static constexpr std::size_t kBytes = kLanes * (Kind == Encoding::f32 ? 4 : 2);
 
     template <int R>
-    static void run(const Sources& weights, const Rows& in, std::size_t row, std::size_t, Strip (&acc)[R]) {
+    static void run(const Sources& weights, const Rows& in, std::size_t row, bool, Strip (&acc)[R]) {
         const float* x = in.x + row * in.width;
         for (std::size_t k = 0; k < in.width; ++k) {
             const Strip w = load_strip<Kind>(weights, k * kBytes);
@@ -183,12 +184,11 @@ struct Grouped {
     static constexpr std::size_t kBytes = kCodes + (Splits + Minima) * kScales;
 
     template <int R>
-    static void run(const Sources& weights, const Rows& in, std::size_t row, std::size_t task_rows, Strip (&acc)[R]) {
+    static void run(const Sources& weights, const Rows& in, std::size_t row, bool fetches, Strip (&acc)[R]) {
         // One pointer and a stride, not a pointer for each row: compilers run out of registers, and write them back each time.
         const std::size_t groups = in.width / kGroup;
         const std::int8_t* codes = in.codes + row * in.width;
         const float *scales = in.scales + row * groups, *totals = in.sums + row * groups;
-        const bool streams = task_rows <= kFewRows;
         Sources w = weights;
         for (std::size_t group = 0; group < groups; ++group) {
             for (int split = 0; split < Splits; ++split) {
@@ -211,9 +211,9 @@ struct Grouped {
                     each_pair([&](std::size_t i) { acc[r].v[i] = fma(m.v[i], total, acc[r].v[i]); });
                 }
             }
-            if (streams) {
+            if (fetches) {
                 for (const std::uint8_t* p : w.at) {
-                    for (std::size_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(p + kAhead + at);
+                    for (std::size_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(p + w.ahead + at, 0, 2);  // into the second cache
                 }
             }
             codes += kGroup;
@@ -235,7 +235,7 @@ inline void each_side(const LinearTask& task, Visit visit) {
     const std::size_t most = gated ? kStrip / 2 : kStrip;
     for (std::size_t panel = task.panel_begin; panel < task.panel_end; panel += most) {
         const std::size_t left = task.panel_end - panel;
-        Side side{panel, left < most ? left : most, {}};
+        Side side{panel, left < most ? left : most, {{}, most * task.weight->format.panel_bytes(task.weight->in)}};
         for (std::size_t i = 0; i < kStrip; ++i) {
             const std::size_t index = gated ? i / 2 : i;
             const Panels* of = gated && i % 2 == 1 ? task.second : task.weight;
@@ -269,7 +269,7 @@ template <class Core, int R>
 inline void tile(const LinearTask& task, const Side& side, std::size_t row) {
     Strip sums[R];
     for (Strip& sum : sums) each_pair([&](std::size_t i) { sum.v[i] = both(0.0f); });
-    Core::template run<R>(side.weights, task.in, row, task.row_end - task.row_begin, sums);
+    Core::template run<R>(side.weights, task.in, row, row == task.row_begin, sums);
     finish(task, side, row, sums, R);
 }
 

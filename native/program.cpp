@@ -297,8 +297,14 @@ void Program::cut(const LinearTask& whole) {
     }
 }
 
+// Threads take turns: each is led along a stretch of its own, where the weights are that it has fetched ahead.
 void Program::run_tasks() {
-    pool_.run(tasks_.size(), [this](std::size_t index) { kernels_->linear(tasks_[index]); });
+    const std::size_t count = tasks_.size(), stretches = pool_.threads();
+    pool_.run(count, [&](std::size_t turn) {
+        const std::size_t stretch = turn % stretches;
+        const std::size_t begin = stretch * (count / stretches) + std::min(stretch, count % stretches);
+        kernels_->linear(tasks_[begin + turn / stretches]);
+    });
     tasks_.clear();
 }
 
