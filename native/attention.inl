@@ -312,6 +312,28 @@ void attend_of(const AttendTask& task) {
     if (task.last) finish(task);
 }
 
+// Nothing but what scores are made of: queries at hand times keys of bf16 at hand.
+std::uint64_t multiply_pages(std::size_t rounds) {
+    constexpr std::size_t kDims = 64, kKeys = kVectors * kKvLanes;
+    const BFloat stored[kDims * kKeys] = {};
+    const FactorOf<BFloat> factors[kDims / 2] = {};
+    const BFloat* keys[kVectors];
+    const FactorOf<BFloat>* queries[kQueries];
+    for (std::size_t v = 0; v < kVectors; ++v) keys[v] = along(stored, v * kKvLanes);
+    for (const auto*& query : queries) query = factors;
+    float sums[kKvLanes];
+    for (std::size_t round = 0; round < rounds; ++round) {
+        Pair acc[kQueries][kVectors], total = both(0.0f);
+        score<BFloat, kQueries, kVectors>(queries, keys, kKeys, kDims, acc);
+        for (const auto& of : acc) {
+            for (const Pair& sum : of) total = add(total, sum);
+        }
+        store_sixteen(sums, total);
+        __asm__ volatile("" : : "r"(sums), "r"(stored), "r"(factors) : "memory");  // all may have changed, all may be read
+    }
+    return rounds * kQueries * kKeys * kDims;
+}
+
 void attend(const AttendTask& task) {
     switch (task.kind) {
         case KvKind::f32: return attend_of<float>(task);

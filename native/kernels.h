@@ -155,6 +155,8 @@ struct Kernels {
     // Nothing but the multiply-adds of bytes that `linear` is made of, on data at hand: what they could do at best. Returns
     // how many there were.
     std::uint64_t (*multiply_bytes)(std::size_t rounds);
+    // The same of numbers of bf16 pages, as `attend` is made of.
+    std::uint64_t (*multiply_pages)(std::size_t rounds);
 };
 
 // Only those that the compiler could build are linked: `isa.cpp` knows.

@@ -344,6 +344,7 @@ std::uint64_t multiply_bytes(std::size_t rounds) {
 inline Kernels with_attention(Kernels others) {
     others.name = kName;
     others.attend = attend;
+    others.multiply_pages = multiply_pages;
     return others;
 }
 
@@ -354,4 +355,4 @@ inline Kernels with_linear(Kernels others, void (*better)(const LinearTask&)) {
     return others;
 }
 
-const Kernels kTable = {kName, linear, quantize, norm, rotate, gate, add_rows, attend, argmax, multiply_bytes};
+const Kernels kTable = {kName, linear, quantize, norm, rotate, gate, add_rows, attend, argmax, multiply_bytes, multiply_pages};

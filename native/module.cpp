@@ -343,10 +343,11 @@ std::int64_t argmax_alone(const std::string& isa, const Vector<float>& x) {
     return choose_kernels(isa)->argmax(x.data(), x.shape(0));
 }
 
-std::uint64_t multiply_bytes_alone(const std::string& isa, std::size_t rounds) {
+template <auto Multiply>
+std::uint64_t multiply_alone(const std::string& isa, std::size_t rounds) {
     const Kernels* kernels = choose_kernels(isa);
     const nb::gil_scoped_release unlocked;
-    return kernels->multiply_bytes(rounds);
+    return (kernels->*Multiply)(rounds);
 }
 
 }  // namespace
@@ -360,8 +361,10 @@ NB_MODULE(_native, module) {
     module.def("norm", &norm_alone, "isa"_a, "x"_a, "weight"_a, "eps"_a);
     module.def("argmax", &argmax_alone, "isa"_a, "x"_a);
     module.def("sample", &sample_alone, "logits"_a, "columns"_a);
-    module.def("multiply_bytes", &multiply_bytes_alone, "isa"_a, "rounds"_a,
+    module.def("multiply_bytes", &multiply_alone<&Kernels::multiply_bytes>, "isa"_a, "rounds"_a,
                "Multiply-adds of bytes, as fast as this thread can; returns their number. Does not hold the lock.");
+    module.def("multiply_pages", &multiply_alone<&Kernels::multiply_pages>, "isa"_a, "rounds"_a,
+               "The same with numbers of bf16 pages.");
 
     nb::class_<Matrix>(module, "Matrix")
         .def("__init__",

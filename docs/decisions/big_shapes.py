@@ -9,7 +9,7 @@ import dataclasses
 from branchline.base.machine import Machine
 from branchline.bench.cases import design
 from branchline.bench.limits import measure_limits
-from branchline.bench.step import EXECUTORS, byte_multiplier, measure
+from branchline.bench.step import EXECUTORS, multipliers, measure
 from branchline.models.random import RandomCheckpoint, tiny_config
 
 SHAPES = {
@@ -37,7 +37,7 @@ def main() -> None:
             timings = measure(subject, plan)
         finally:
             subject.worker.close()
-        limits = measure_limits(threads, byte_multiplier("native", "auto"))
+        limits = measure_limits(threads, multipliers("native", "auto"))
         print(f"{name}: {subject.name}, memory {limits.read_bytes_s / 1e9:.1f} GB/s")
         for one in timings:
             shares = ", ".join(f"{kind} {ns / sum(one.op_ns.values()):.0%}" for kind, ns in one.op_ns.items())

@@ -89,4 +89,4 @@ def test_the_work_is_what_counting_gives(case):
             own = {(row, key) for row, _, key in pairs if case.prefix <= key < start}
             read += SIZE.kv_position_bytes * (len(shared) + len(own))
     work = work_of(SIZE, case, chunks)
-    assert (work.read_bytes, work.flop, work.byte_op) == (read, flop + linear, linear / 4)
+    assert (work.read_bytes, work.flop, work.byte_op, work.page_op) == (read, flop + linear, linear / 4, flop)

@@ -132,23 +132,24 @@ def test_rounded_weights_are_fewer_bytes_and_multiplied_as_such(executor):
 
 
 def test_a_limit_for_each_kind_of_multiplication():
-    timing = Timing(Case("decode", 1, 1, 9, 0), 2e9, Work(read_bytes=5e9, flop=4e9, byte_op=3e9), {})
-    limits = Limits(read_bytes_s=10e9, float32_flop_s=2e9, byte_op_s=6e9, threads=1)
+    timing = Timing(Case("decode", 1, 1, 9, 0), 2e9, Work(read_bytes=5e9, flop=5e9, byte_op=3e9, page_op=1e9), {})
+    limits = Limits(read_bytes_s=10e9, float32_flop_s=2e9, byte_op_s=6e9, page_op_s=4e9, threads=1)
     assert timing.read_share(limits) == 0.25
-    assert timing.compute_share(limits) == 0.5  # half a second of each kind, of two
-    plain = replace(timing, work=replace(timing.work, byte_op=0.0))
-    assert plain.compute_share(replace(limits, byte_op_s=None)) == 1
+    assert timing.compute_share(limits) == 0.625  # half a second of float32 and of bytes, a quarter of pages, of two seconds
+    plain = replace(timing, work=replace(timing.work, byte_op=0.0, page_op=1e9))
+    assert plain.compute_share(replace(limits, byte_op_s=None, page_op_s=None)) == 1.25
 
 
 def test_only_kernels_have_an_instruction_set():
-    assert step.byte_multiplier("reference", "auto") is None
+    assert step.multipliers("reference", "auto") is None
     with pytest.raises(ConfigError, match="no kernels for avx2"):
         EXECUTORS["reference"](CHECKPOINT, designed(), 1, False, isa="avx2")
     for isa in usable_isas():
         made = EXECUTORS["native"](CHECKPOINT, designed(), 1, False, isa=isa)
         made.worker.close()
         assert made.name == f"native ({isa}, bf16 pages)"
-        assert step.byte_multiplier("native", isa)(2) == 2 * step.byte_multiplier("native", isa)(1)
+        kernels = step.multipliers("native", isa)
+        assert all(multiply(2) == 2 * multiply(1) for multiply in (kernels.bytes, kernels.pages))
 
 
 def test_profiling_changes_no_token():

@@ -113,7 +113,7 @@ def test_wrong_words(words, code, capsys):
 
 
 def test_step_prints_and_saves(tmp_path, capsys, monkeypatch):
-    small = partial(limits.measure_limits, matrix_width=64, byte_rounds=100)
+    small = partial(limits.measure_limits, matrix_width=64, byte_rounds=100, page_rounds=10)
     monkeypatch.setattr("branchline.cli.bench.measure_limits", small)
     monkeypatch.setattr("branchline.cli.bench.BUFFER_BYTES", 1 << 20)
     model, path = write_gguf(tmp_path / "tiny.gguf", RandomCheckpoint(tiny_config())), tmp_path / "steps.json"

@@ -134,13 +134,15 @@ class Work:
     """Weights, and keys and values that must be read, each once a step."""
     flop: float
     byte_op: float
-    """Of those: on bytes. The rest is float32."""
+    """Of those: on bytes."""
+    page_op: float
+    """Of those: on numbers of KV pages. The rest is float32."""
 
 
 def work_of(size: ModelSize, case: Case, chunks: Sequence[tuple[int, int]]) -> Work:
     """The least work of the steps ``chunks`` of all rows of a case."""
     last = case.base + case.tokens
-    read, flop, byte_op = 0.0, 0.0, 0.0
+    read, flop, byte_op, page_op = 0.0, 0.0, 0.0, 0.0
     for start, count in chunks:
         read += size.weight_bytes
         linear = 2.0 * case.rows * (count * size.matrix_weights + (start + count == last) * size.head_weights)
@@ -148,8 +150,8 @@ def work_of(size: ModelSize, case: Case, chunks: Sequence[tuple[int, int]]) -> W
         byte_op += linear * size.byte_share
         for window in size.windows:
             read += size.kv_position_bytes * _positions_read(case, start, count, window)
-            flop += 4.0 * case.rows * size.query_width * _pairs(start, count, window)
-    return Work(read, flop, byte_op)
+            page_op += 4.0 * case.rows * size.query_width * _pairs(start, count, window)
+    return Work(read, flop + page_op, byte_op, page_op)
 
 
 def _positions_read(case: Case, start: int, count: int, window: int | None) -> int:

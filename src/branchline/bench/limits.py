@@ -1,11 +1,11 @@
-"""What the machine could do at best: reading memory, multiplying float32 matrices, multiplying bytes.
+"""What the machine could do at best: reading memory, multiplying float32 matrices, multiplying as kernels do.
 
 All say the best of several tries, for a limit is what is possible, not what is usual. Knows: how to measure.
 Refuses to know: models, executors.
 
 Memory: ``memchr`` of the C library looks for a byte that is not there, in one thread for each CPU, each in its own part of a
 buffer larger than the processor's caches. It only reads, in vectors, without the interpreter lock. Matrices: numpy's BLAS.
-Bytes: a loop that is given, of nothing but the multiply-adds that the executor's kernels are made of, in each thread.
+Kernels: loops that are given, of nothing but the multiply-adds that the executor's kernels are made of, in each thread.
 """
 
 import ctypes
@@ -23,10 +23,18 @@ from branchline.base.errors import require
 BUFFER_BYTES = 1 << 29
 MATRIX_WIDTH = 2048
 TRIES = 7
-BYTE_ROUNDS = 1 << 21
+BYTE_ROUNDS, PAGE_ROUNDS = 1 << 21, 1 << 14
 
-MultiplyBytes: TypeAlias = Callable[[int], int]
-"""Does so many rounds of multiply-adds of bytes, without the interpreter lock; returns how many multiply-adds those are."""
+Multiply: TypeAlias = Callable[[int], int]
+"""Does so many rounds of multiply-adds, without the interpreter lock; returns how many multiply-adds those are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    bytes: Multiply
+    """Of bytes: weights in groups."""
+    pages: Multiply
+    """Of numbers of KV pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +45,21 @@ class Limits:
     """Multiply-add counts as two."""
     byte_op_s: float | None
     """The same of bytes; ``None``: nobody multiplies any."""
+    page_op_s: float | None
+    """The same of numbers of KV pages; ``None``: that is float32 as well."""
     threads: int
 
 
 def measure_limits(
-    threads: int, multiply_bytes: MultiplyBytes | None = None, *,
-    buffer_bytes: int = BUFFER_BYTES, matrix_width: int = MATRIX_WIDTH, byte_rounds: int = BYTE_ROUNDS,
+    threads: int, kernels: Multipliers | None = None, *,
+    buffer_bytes: int = BUFFER_BYTES, matrix_width: int = MATRIX_WIDTH,
+    byte_rounds: int = BYTE_ROUNDS, page_rounds: int = PAGE_ROUNDS,
 ) -> Limits:  # fmt: skip
     return Limits(
         read_speed(threads, buffer_bytes),
         multiply_speed(threads, matrix_width),
-        byte_speed(threads, multiply_bytes, byte_rounds) if multiply_bytes else None,
+        kernel_speed(threads, kernels.bytes, byte_rounds) if kernels else None,
+        kernel_speed(threads, kernels.pages, page_rounds) if kernels else None,
         threads,
     )
 
@@ -78,15 +90,15 @@ def multiply_speed(threads: int, width: int = MATRIX_WIDTH) -> float:
         return 2 * width**3 / best_time_s(lambda: np.matmul(a, b, out=out))
 
 
-def byte_speed(threads: int, multiply_bytes: MultiplyBytes, rounds: int = BYTE_ROUNDS) -> float:
+def kernel_speed(threads: int, multiply: Multiply, rounds: int) -> float:
     """Operations per second of all threads; a multiply-add counts as two."""
     with ThreadPoolExecutor(threads) as pool:
         counts: list[int] = []
 
-        def multiply() -> None:
-            counts[:] = pool.map(multiply_bytes, [rounds] * threads)
+        def multiply_at_once() -> None:
+            counts[:] = pool.map(multiply, [rounds] * threads)
 
-        best_s = best_time_s(multiply)
+        best_s = best_time_s(multiply_at_once)
         return 2 * sum(counts) / best_s
 
 

@@ -25,7 +25,7 @@ from branchline.base.errors import ConfigError, StepFailed
 from branchline.base.ids import PageId
 from branchline.base.machine import Machine
 from branchline.bench.cases import WARM_UPS, Case, Design, ModelSize, Work, work_of
-from branchline.bench.limits import Limits, MultiplyBytes
+from branchline.bench.limits import Limits, Multipliers
 from branchline.core.plan import PageCopy, PlanRow, SlotOpen, StepPlan
 from branchline.core.ports import Worker
 from branchline.core.request import SamplingParams
@@ -95,9 +95,11 @@ class Timing:
 
     def compute_share(self, limits: Limits) -> float:
         """Of the time, what the multiply-adds would take at the limits of their kinds."""
-        float32_s = (self.work.flop - self.work.byte_op) / limits.float32_flop_s
-        byte_s = self.work.byte_op / limits.byte_op_s if limits.byte_op_s else 0.0
-        return (float32_s + byte_s) * NS_PER_S / self.median_ns
+        work = self.work
+        float32_s = (work.flop - work.byte_op - work.page_op) / limits.float32_flop_s
+        byte_s = work.byte_op / (limits.byte_op_s or limits.float32_flop_s)
+        page_s = work.page_op / (limits.page_op_s or limits.float32_flop_s)
+        return (float32_s + byte_s + page_s) * NS_PER_S / self.median_ns
 
 
 # ---------------------------------------------------------------- executors
@@ -169,13 +171,12 @@ def make_native(
     )
 
 
-def byte_multiplier(executor: str, isa: str) -> MultiplyBytes | None:
-    """For ``bench.limits``: what kernels do with bytes, and nothing else. ``None`` if this executor has no kernels."""
+def multipliers(executor: str, isa: str) -> Multipliers | None:
+    """For ``bench.limits``: what kernels are made of. ``None`` if this executor has no kernels."""
     module = kernels()
     if executor != "native" or isinstance(module, str):
         return None
-    multiply: MultiplyBytes = partial(module.multiply_bytes, isa)
-    return multiply
+    return Multipliers(partial(module.multiply_bytes, isa), partial(module.multiply_pages, isa))
 
 
 def _named(executor: str, quantize: str | None) -> str:

@@ -22,7 +22,7 @@ from branchline.bench.client import RequestFailed, Server, first_model
 from branchline.bench.drive import Tally, closed_loop, open_loop
 from branchline.bench.figures import Figures, summarize
 from branchline.bench.limits import BUFFER_BYTES, Limits, measure_limits
-from branchline.bench.step import EXECUTORS, Timing, best_executor, byte_multiplier, measure
+from branchline.bench.step import EXECUTORS, Timing, best_executor, multipliers, measure
 from branchline.bench.workloads import WORKLOADS, find_workload
 from branchline.engine.build import announce
 from branchline.models.source import open_checkpoint
@@ -181,7 +181,7 @@ def run_step(options: argparse.Namespace) -> int:
     try:
         announce("measuring the machine")
         buffer_bytes = min(BUFFER_BYTES, max(machine.available_bytes // 4, LEAST_BUFFER_BYTES))
-        limits = measure_limits(threads, byte_multiplier(executor, options.isa), buffer_bytes=buffer_bytes)
+        limits = measure_limits(threads, multipliers(executor, options.isa), buffer_bytes=buffer_bytes)
         timings = measure(subject, plan, lambda case: announce(f"measuring {describe(case)}"))
     finally:
         subject.worker.close()
@@ -198,9 +198,10 @@ def describe(case: Case) -> str:
 
 def show_steps(console: Console, title: str, limits: Limits, plan: Design, timings: Sequence[Timing]) -> None:
     bytewise = f", multiply-adds of bytes {limits.byte_op_s / 1e9:.0f} GOP/s" if limits.byte_op_s else ""
+    pagewise = f", of KV pages {limits.page_op_s / 1e9:.0f} GOP/s" if limits.page_op_s else ""
     console.print(
         f"{title}\nlimits measured: read {limits.read_bytes_s / 1e9:.1f} GB/s, "
-        f"float32 matrix product {limits.float32_flop_s / 1e9:.0f} GFLOP/s{bytewise}\n"
+        f"float32 matrix product {limits.float32_flop_s / 1e9:.0f} GFLOP/s{bytewise}{pagewise}\n"
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("", "ms", "tok/s", "GB/s", "of limit", "GOP/s", "of limit"):
