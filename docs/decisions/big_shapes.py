@@ -9,7 +9,7 @@ import dataclasses
 from branchline.base.machine import Machine
 from branchline.bench.cases import design
 from branchline.bench.limits import measure_limits
-from branchline.bench.step import EXECUTORS, multipliers, measure
+from branchline.bench.step import EXECUTORS, measure, multipliers
 from branchline.models.random import RandomCheckpoint, tiny_config
 
 SHAPES = {

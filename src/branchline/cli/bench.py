@@ -22,7 +22,7 @@ from branchline.bench.client import RequestFailed, Server, first_model
 from branchline.bench.drive import Tally, closed_loop, open_loop
 from branchline.bench.figures import Figures, summarize
 from branchline.bench.limits import BUFFER_BYTES, Limits, measure_limits
-from branchline.bench.step import EXECUTORS, Timing, best_executor, multipliers, measure
+from branchline.bench.step import EXECUTORS, Timing, best_executor, measure, multipliers
 from branchline.bench.workloads import WORKLOADS, find_workload
 from branchline.engine.build import announce
 from branchline.models.source import open_checkpoint
