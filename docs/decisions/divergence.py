@@ -1,9 +1,9 @@
-"""How far the native executor's next-token distributions are from float32: mean KL divergence, and how often both agree on the
-most likely token.
+"""How far the native executor's next-token distributions are from float32: mean KL divergence, and how often both agree on
+the most likely token.
 
     python docs/decisions/divergence.py [--positions 2048] [--isa auto] [--quantize int8] [TEXT ...]
 
-Texts are read as plain text, this project's own prose if none is named; the default model; the reference executor is the truth.
+Plain texts, this project's own prose if none is named; the default model; the reference executor is the truth.
 """
 
 import argparse
