@@ -135,15 +135,40 @@ public:
     Program program;
 };
 
-Output<float, nb::ndim<2>> forward(Model& model, const Vector<std::int64_t>& tokens, const Vector<std::int64_t>& positions,
-                                   const Vector<std::int64_t>& row_offsets, const Table<std::int64_t>& page_tables) {
-    require(tokens.shape(0) == positions.shape(0) && row_offsets.shape(0) == page_tables.shape(0) + 1,
-            "the arrays of a step do not fit each other");
-    const Step step{tokens.data(), positions.data(), tokens.shape(0), row_offsets.data(), page_tables.shape(0),
-                    page_tables.data(), page_tables.shape(1)};
-    auto hidden = fresh<float, nb::ndim<2>>({tokens.shape(0), model.program.hidden_width()});
+template <class Array>
+Array column(nb::handle record, const char* name) {
+    return nb::cast<Array>(record.attr(name));
+}
+
+template <class T>
+std::span<const T> span(const Vector<T>& array) {
+    return {array.data(), array.shape(0)};
+}
+
+struct Batch {  // `ops.batch.Batch`
+    explicit Batch(nb::handle batch)
+        : tokens(column<Vector<std::int64_t>>(batch, "tokens")),
+          positions(column<Vector<std::int64_t>>(batch, "positions")),
+          row_offsets(column<Vector<std::int64_t>>(batch, "row_offsets")),
+          page_tables(column<Table<std::int64_t>>(batch, "page_tables")) {
+        require(tokens.shape(0) == positions.shape(0) && row_offsets.shape(0) == page_tables.shape(0) + 1,
+                "the arrays of a step do not fit each other");
+    }
+
+    Step step() const {
+        return {tokens.data(), positions.data(), tokens.shape(0), row_offsets.data(), page_tables.shape(0),
+                page_tables.data(), page_tables.shape(1)};
+    }
+
+    Vector<std::int64_t> tokens, positions, row_offsets;
+    Table<std::int64_t> page_tables;
+};
+
+Output<float, nb::ndim<2>> forward(Model& model, nb::handle arrays) {
+    const Batch batch(arrays);
+    auto hidden = fresh<float, nb::ndim<2>>({batch.tokens.shape(0), model.program.hidden_width()});
     const nb::gil_scoped_release unlocked;
-    model.program.forward(step, hidden.data());
+    model.program.forward(batch.step(), hidden.data());
     return hidden;
 }
 
@@ -155,7 +180,7 @@ Output<float, nb::ndim<2>> logits(Model& model, const Table<float>& hidden) {
     return out;
 }
 
-// ---------------------------------------------------------------- sampling
+// ---------------------------------------------------------------- whole steps
 
 template <class T>
 struct Ragged {  // `ops.batch.Ragged`
@@ -163,8 +188,8 @@ struct Ragged {  // `ops.batch.Ragged`
     Vector<T> values;
 
     Ragged(nb::handle columns, const char* name, std::size_t rows)
-        : offsets(nb::cast<Vector<std::int64_t>>(columns.attr(name).attr("offsets"))),
-          values(nb::cast<Vector<T>>(columns.attr(name).attr("values"))) {
+        : offsets(column<Vector<std::int64_t>>(columns.attr(name), "offsets")),
+          values(column<Vector<T>>(columns.attr(name), "values")) {
         bool fits = offsets.shape(0) == rows + 1 && offsets.data()[0] == 0;
         for (std::size_t i = 0; fits && i < rows; ++i) fits = offsets.data()[i] <= offsets.data()[i + 1];
         require(fits && offsets.data()[rows] == static_cast<std::int64_t>(values.shape(0)), "a ragged column does not fit");
@@ -179,7 +204,7 @@ struct Ragged {  // `ops.batch.Ragged`
 class Columns {
 public:
     Columns(nb::handle columns, std::size_t rows)
-        : limit(nb::cast<std::size_t>(columns.attr("token_limit"))),
+        : limit(column<std::size_t>(columns, "token_limit")),
           known_(columns, "known", rows),
           bias_ids_(columns, "bias_ids", rows),
           forbidden_(columns, "forbidden", rows),
@@ -214,9 +239,9 @@ public:
 private:
     template <class T>
     void put(nb::handle columns, const char* name, T Sampling::*field) {
-        const auto column = nb::cast<Vector<T>>(columns.attr(name));
-        require(column.shape(0) == rows.size(), "the columns are not equally long");
-        for (std::size_t i = 0; i < rows.size(); ++i) rows[i].*field = column.data()[i];
+        const auto values = column<Vector<T>>(columns, name);
+        require(values.shape(0) == rows.size(), "the columns are not equally long");
+        for (std::size_t i = 0; i < rows.size(); ++i) rows[i].*field = values.data()[i];
     }
 
     Ragged<std::int64_t> known_, bias_ids_, forbidden_;
@@ -248,27 +273,20 @@ nb::tuple told(const std::vector<Choice>& choices) {
     return nb::make_tuple(tokens, logprobs, top_tokens, top_logprobs);
 }
 
-nb::tuple sample(Model& model, const Table<float>& hidden, nb::handle columns) {
-    require(hidden.shape(1) == model.program.hidden_width(), "these are not hidden rows of this model");
-    const Columns how(columns, hidden.shape(0));
-    std::vector<Choice> choices;
+// The arrays of `ops.batch.Outcome`.
+nb::tuple run(Model& model, nb::handle arrays, nb::handle columns, nb::handle scored) {
+    const Batch batch(arrays);
+    const auto row = column<Vector<std::int64_t>>(columns, "row"), place = column<Vector<std::int64_t>>(scored, "place"),
+               token = column<Vector<std::int64_t>>(scored, "token"), top = column<Vector<std::int64_t>>(scored, "top");
+    const Columns how(columns, row.shape(0));
+    auto finite = fresh<bool, nb::ndim<1>>({batch.page_tables.shape(0)});
+    Outcome outcome;
     {
         const nb::gil_scoped_release unlocked;
-        choices = model.program.sample(hidden.data(), how.rows, how.limit);
+        outcome = model.program.run(batch.step(), {how.limit, span(row), how.rows, span(place), span(token), span(top)});
     }
-    return told(choices);
-}
-
-nb::tuple score(Model& model, const Table<float>& hidden, const Vector<std::int64_t>& tokens, std::size_t top,
-                std::size_t limit) {
-    require(hidden.shape(1) == model.program.hidden_width(), "these are not hidden rows of this model");
-    require(tokens.shape(0) == hidden.shape(0), "there is not one token for each row");
-    std::vector<Choice> choices;
-    {
-        const nb::gil_scoped_release unlocked;
-        choices = model.program.score(hidden.data(), tokens.data(), tokens.shape(0), top, limit);
-    }
-    return told(choices);
+    std::copy(outcome.finite.begin(), outcome.finite.end(), finite.data());
+    return nb::make_tuple(finite, told(outcome.choices), told(outcome.scores));
 }
 
 void add_linear(Model& model, std::size_t x, const std::vector<std::shared_ptr<Matrix>>& weights,
@@ -418,10 +436,9 @@ NB_MODULE(_native, module) {
              "a"_a, "b"_a)
         .def("head", [](Model& model, std::size_t x, std::shared_ptr<Matrix> weight) { model.program.head(x, weight); }, "x"_a,
              "weight"_a)
-        .def("forward", &forward, "tokens"_a, "positions"_a, "row_offsets"_a, "page_tables"_a)
+        .def("run", &run, "batch"_a, "columns"_a, "scored"_a)
+        .def("forward", &forward, "batch"_a)
         .def("logits", &logits, "hidden"_a)
-        .def("sample", &sample, "hidden"_a, "columns"_a)
-        .def("score", &score, "hidden"_a, "tokens"_a, "top"_a, "limit"_a)
         .def("take_times", [](Model& model) { return model.program.take_times(); })
         .def_prop_ro("isa", [](const Model& model) { return std::string(model.program.isa()); });
 }

@@ -239,9 +239,22 @@ std::map<std::string, double> Program::take_times() {
     return std::exchange(taken_ns_, {});
 }
 
+Outcome Program::run(const Step& step, const Asked& asked) {
+    check(step);
+    check(step, asked);
+    const Pool::Step awake(pool_);
+    compute(step);
+    return {finite_rows(step), sample(step, asked), score(asked)};
+}
+
 void Program::forward(const Step& step, float* hidden) {
     check(step);
     const Pool::Step awake(pool_);
+    compute(step);
+    std::memcpy(hidden, this->hidden(), step.token_count * hidden_width() * sizeof(float));
+}
+
+void Program::compute(const Step& step) {
     step_ = &step;
     for (const auto& value : values_) {
         if (value) value->reserve(step.token_count);
@@ -251,8 +264,6 @@ void Program::forward(const Step& step, float* hidden) {
     make_tiles(step);
     if (states_.size() < step.token_count * state_numbers_) states_.resize(step.token_count * state_numbers_);
     for (const Op& op : ops_) timed(op.kind, op.run);
-    std::memcpy(hidden, values_[head_value_]->x.data(), step.token_count * hidden_width() * sizeof(float));
-    step_ = nullptr;
 }
 
 void Program::check(const Step& step) const {
@@ -275,6 +286,20 @@ void Program::check(const Step& step) const {
             require(page >= 0 && page < static_cast<std::int64_t>(pages_.page_count), "a page table names no page");
         }
     }
+}
+
+void Program::check(const Step& step, const Asked& asked) const {
+    require(asked.limit > 0 && asked.limit <= vocab_size(), "there are no such ids");
+    require(asked.rows.size() == asked.samplings.size() && asked.places.size() == asked.tokens.size() &&
+                asked.places.size() == asked.tops.size(),
+            "the columns of a step are not equally long");
+    for (std::int64_t row : asked.rows) {
+        require(row >= 0 && static_cast<std::size_t>(row) < step.row_count, "there is no such row to sample");
+    }
+    for (std::int64_t place : asked.places) {
+        require(place >= 0 && static_cast<std::size_t>(place) < step.token_count, "there is no such position to score");
+    }
+    for (std::int64_t top : asked.tops) require(top >= 0, "fewer than no tokens to report");
 }
 
 // Chunks of inputs that stay in the cache, times chunks of panels, enough of them to keep every thread busy to the end.
@@ -490,11 +515,12 @@ void Program::attend_tile(const Tile& tile, Value& out, Value& q, const Heads& h
 
 // ---------------------------------------------------------------- head
 
-Rows Program::head_rows(const float* hidden, std::size_t rows) {
+Rows Program::head_rows(const float* hidden, std::span<const std::size_t> places) {
     Value& input = head_input_;
-    input.reserve(rows);
-    std::memcpy(input.x.data(), hidden, rows * input.width * sizeof(float));
-    for (std::size_t row = 0; input.grouped && row < rows; ++row) {
+    input.reserve(places.size());
+    for (std::size_t row = 0; row < places.size(); ++row) {
+        std::memcpy(input.row(row), hidden + places[row] * input.width, input.width * sizeof(float));
+        if (!input.grouped) continue;
         const std::size_t group = row * input.width / kGroup;
         kernels_->quantize(input.row(row), input.width, &input.codes[row * input.width], &input.scales[group],
                            &input.sums[group]);
@@ -504,24 +530,42 @@ Rows Program::head_rows(const float* hidden, std::size_t rows) {
 
 void Program::logits(const float* hidden, std::size_t rows, float* out) {
     if (rows == 0) return;
+    std::vector<std::size_t> places(rows);
+    std::iota(places.begin(), places.end(), std::size_t{0});
     const Pool::Step awake(pool_);
     const Panels& panels = head_->panels();
     timed("Logits", [&] {
-        cut({&panels, nullptr, Gate::none, 0, panels.count(), 0, rows, head_rows(hidden, rows), out, panels.out, nullptr, false});
+        cut({&panels, nullptr, Gate::none, 0, panels.count(), 0, rows, head_rows(hidden, places), out, panels.out, nullptr, false});
         run_tasks();
     });
 }
 
-// Logits of ids below `limit`, a slab of rows after the other; then visit(sampler, row, logits), rows shared among threads.
+// Of all positions, not only those that are asked about: the pages of a prompt may be shared later.
+std::vector<std::uint8_t> Program::finite_rows(const Step& step) {
+    std::vector<std::uint8_t> tokens(step.token_count), rows(step.row_count);
+    timed("Finite", [&] {
+        each_token(hidden_width(), [&](std::size_t token) {
+            tokens[token] = all_finite(hidden() + token * hidden_width(), hidden_width());
+        });
+    });
+    for (std::size_t row = 0; row < step.row_count; ++row) {
+        const auto begin = tokens.begin() + step.row_offsets[row], end = tokens.begin() + step.row_offsets[row + 1];
+        rows[row] = std::find(begin, end, 0) == end;
+    }
+    return rows;
+}
+
+// Logits of ids below `limit` after tokens of the step, a slab of them after the other; then visit(sampler, index, logits),
+// shared among threads.
 template <class Visit>
-void Program::each_logits(const float* hidden, std::size_t rows, std::size_t limit, const char* kind, Visit visit) {
+void Program::each_logits(std::span<const std::size_t> places, std::size_t limit, const char* kind, Visit visit) {
     const Panels& panels = head_->panels();
-    const std::size_t count = over(limit, kLanes), stride = count * kLanes;
-    if (slab_.size() < std::min(rows, kSlabRows) * stride) slab_.resize(std::min(rows, kSlabRows) * stride);
-    for (std::size_t first = 0; first < rows; first += kSlabRows) {
-        const std::size_t width = std::min(kSlabRows, rows - first), tasks = std::min(width, samplers_.size());
+    const std::size_t count = over(limit, kLanes), stride = count * kLanes, most = std::min(places.size(), kSlabRows);
+    if (slab_.size() < most * stride) slab_.resize(most * stride);
+    for (std::size_t first = 0; first < places.size(); first += kSlabRows) {
+        const std::size_t width = std::min(kSlabRows, places.size() - first), tasks = std::min(width, samplers_.size());
         timed("Logits", [&] {
-            const Rows in = head_rows(hidden + first * hidden_width(), width);
+            const Rows in = head_rows(hidden(), places.subspan(first, width));
             cut({&panels, nullptr, Gate::none, 0, count, 0, width, in, slab_.data(), stride, nullptr, false});
             run_tasks();
         });
@@ -535,49 +579,43 @@ void Program::each_logits(const float* hidden, std::size_t rows, std::size_t lim
     }
 }
 
-// Rows that want nothing but the best token are spared their logits.
-std::vector<Choice> Program::sample(const float* hidden, const std::vector<Sampling>& rows, std::size_t limit) {
-    require(limit > 0 && limit <= vocab_size(), "there are no such ids");
-    const Pool::Step awake(pool_);
-    std::vector<std::size_t> order(rows.size());
+// Rows that want nothing but the best token come first and are spared their logits.
+std::vector<Choice> Program::sample(const Step& step, const Asked& asked) {
+    std::vector<std::size_t> order(asked.rows.size()), places;
     std::iota(order.begin(), order.end(), std::size_t{0});
-    const auto border = std::stable_partition(order.begin(), order.end(), [&](std::size_t row) {
-        return wants_only_the_best(rows[row]);
+    const auto border = std::stable_partition(order.begin(), order.end(), [&](std::size_t index) {
+        return wants_only_the_best(asked.samplings[index]);
     });
-    const std::size_t simple = static_cast<std::size_t>(border - order.begin());
-    std::vector<float> gathered(rows.size() * hidden_width());
-    for (std::size_t i = 0; i < order.size(); ++i) {
-        std::memcpy(&gathered[i * hidden_width()], hidden + order[i] * hidden_width(), hidden_width() * sizeof(float));
+    for (std::size_t index : order) {
+        places.push_back(static_cast<std::size_t>(step.row_offsets[asked.rows[index] + 1] - 1));
     }
-    std::vector<Choice> choices(rows.size());
+    const std::size_t simple = static_cast<std::size_t>(border - order.begin());
+    std::vector<Choice> choices(order.size());
     if (simple > 0) {
         std::vector<std::int64_t> best(simple);
-        timed("Logits", [&] { choose(gathered.data(), simple, limit, best.data()); });
+        timed("Logits", [&] { choose(std::span(places).first(simple), asked.limit, best.data()); });
         for (std::size_t i = 0; i < simple; ++i) choices[order[i]].token = best[i];
     }
-    each_logits(gathered.data() + simple * hidden_width(), rows.size() - simple, limit, "Sample",
-                [&](Sampler& sampler, std::size_t index, float* logits) {
-                    const std::size_t row = order[simple + index];
-                    choices[row] = sampler.choose(logits, limit, rows[row]);
-                });
-    return choices;
-}
-
-std::vector<Choice> Program::score(const float* hidden, const std::int64_t* tokens, std::size_t rows, std::size_t top,
-                                   std::size_t limit) {
-    require(limit > 0 && limit <= vocab_size(), "there are no such ids");
-    const Pool::Step awake(pool_);
-    std::vector<Choice> choices(rows);
-    each_logits(hidden, rows, limit, "Score", [&](Sampler&, std::size_t row, float* logits) {
-        choices[row] = Sampler::score(logits, limit, tokens[row], top);
+    each_logits(std::span(places).subspan(simple), asked.limit, "Sample", [&](Sampler& sampler, std::size_t i, float* logits) {
+        const std::size_t index = order[simple + i];
+        choices[index] = sampler.choose(logits, asked.limit, asked.samplings[index]);
     });
     return choices;
 }
 
-void Program::choose(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out) {
-    const Rows in = head_rows(hidden, rows);
+std::vector<Choice> Program::score(const Asked& asked) {
+    const std::vector<std::size_t> places(asked.places.begin(), asked.places.end());
+    std::vector<Choice> scores(places.size());
+    each_logits(places, asked.limit, "Score", [&](Sampler&, std::size_t i, float* logits) {
+        scores[i] = Sampler::score(logits, asked.limit, asked.tokens[i], static_cast<std::size_t>(asked.tops[i]));
+    });
+    return scores;
+}
+
+void Program::choose(std::span<const std::size_t> places, std::size_t limit, std::int64_t* out) {
+    const Rows in = head_rows(hidden(), places);
     const Panels& panels = head_->panels();
-    const std::size_t chunks = over(limit, kHeadChannels);
+    const std::size_t rows = places.size(), chunks = over(limit, kHeadChannels);
     std::vector<std::int64_t> best(chunks * rows);
     std::vector<float> value(chunks * rows);
     pool_.run(chunks, [&](std::size_t chunk) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,21 @@ struct Step {
     std::size_t table_width;
 };
 
+// What is asked of a step: columns as in `ops.batch.SamplingColumns` and `ops.batch.Scored`.
+struct Asked {
+    std::size_t limit;                     // ids below it can be chosen
+    std::span<const std::int64_t> rows;    // after each of these comes a new token
+    std::span<const Sampling> samplings;   // one for each
+    std::span<const std::int64_t> places;  // after each of these tokens of the step
+    std::span<const std::int64_t> tokens;  // such a token is scored
+    std::span<const std::int64_t> tops;    // beside so many of the most likely ones
+};
+
+struct Outcome {
+    std::vector<std::uint8_t> finite;      // of each row of the step: all that was computed for it is a number
+    std::vector<Choice> choices, scores;
+};
+
 struct Part {  // of a joined linear operator
     std::shared_ptr<Matrix> weight;
     std::vector<float> bias;  // empty: none
@@ -88,14 +104,13 @@ public:
     void add(std::size_t out, std::size_t a, std::size_t b);
     void head(std::size_t x, std::shared_ptr<Matrix> weight);
 
-    // Raises std::invalid_argument if the step names a token or a page that does not exist. `hidden`: [tokens, hidden_width].
+    // Raises std::invalid_argument if the step names a token or a page that does not exist, or the questions a row, a token
+    // or an id that does not exist.
+    Outcome run(const Step& step, const Asked& asked);
+
+    // To look inside. `hidden`: what the head reads, [tokens, hidden_width].
     void forward(const Step& step, float* hidden);
     void logits(const float* hidden, std::size_t rows, float* out);
-    // A choice among ids below `limit` for each row of `hidden`.
-    std::vector<Choice> sample(const float* hidden, const std::vector<Sampling>& rows, std::size_t limit);
-    // Log probabilities of a given token, and of the `top` most likely ones, for each row of `hidden`.
-    std::vector<Choice> score(const float* hidden, const std::int64_t* tokens, std::size_t rows, std::size_t top,
-                              std::size_t limit);
 
     // Nanoseconds since the last call, by kind of operator; the first call begins to watch.
     std::map<std::string, double> take_times();
@@ -138,9 +153,13 @@ private:
     void add_op(const char* kind, std::function<void()> run);
     template <class Run>
     void timed(const char* kind, const Run& run);
-    void choose(const float* hidden, std::size_t rows, std::size_t limit, std::int64_t* out);
+    void compute(const Step& step);
+    std::vector<std::uint8_t> finite_rows(const Step& step);
+    std::vector<Choice> sample(const Step& step, const Asked& asked);
+    std::vector<Choice> score(const Asked& asked);
+    void choose(std::span<const std::size_t> places, std::size_t limit, std::int64_t* out);
     template <class Visit>
-    void each_logits(const float* hidden, std::size_t rows, std::size_t limit, const char* kind, Visit visit);
+    void each_logits(std::span<const std::size_t> places, std::size_t limit, const char* kind, Visit visit);
     Value& define(std::size_t index, std::size_t width);
     void need_groups(std::size_t index, const Matrix& weight);
     template <class Visit>
@@ -148,6 +167,7 @@ private:
     void cut(const LinearTask& whole);
     void run_tasks();
     void check(const Step& step) const;
+    void check(const Step& step, const Asked& asked) const;
     void make_tiles(const Step& step);
     void add_tiles(std::vector<Tile>& tiles, Tile of) const;
     bool share_block(const Step& step, std::size_t one, std::size_t other, std::size_t block) const;
@@ -155,7 +175,8 @@ private:
     void write_pages(Value& k, Value& v, const Heads& heads);
     void run_attention(Value& out, Value& q, const Heads& heads);
     void attend_tile(const Tile& tile, Value& out, Value& q, const Heads& heads, std::size_t head, std::size_t count);
-    Rows head_rows(const float* hidden, std::size_t rows);
+    Rows head_rows(const float* hidden, std::span<const std::size_t> places);
+    const float* hidden() const { return values_[head_value_]->x.data(); }
 
     Pages pages_;
     const Kernels* kernels_;

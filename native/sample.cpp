@@ -46,14 +46,6 @@ double uniform(std::uint64_t seed, std::int64_t position) {
     return static_cast<double>(mix(key ^ mix(static_cast<std::uint64_t>(position) + 1)) >> 11) * 0x1p-53;
 }
 
-bool all_finite(const float* x, std::size_t count) {
-    std::uint32_t bad = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x[i]) & 0x7f800000u) == 0x7f800000u);
-    }
-    return !bad;
-}
-
 float largest(const float* x, std::size_t count) {
     constexpr std::size_t width = 32;
     float lanes[width];
@@ -319,6 +311,14 @@ std::int64_t draw(const Row& row, const Sampling& how, std::vector<Ranked>& toke
 }
 
 }  // namespace
+
+bool all_finite(const float* x, std::size_t count) {
+    std::uint32_t bad = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        bad |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(x[i]) & 0x7f800000u) == 0x7f800000u);
+    }
+    return !bad;
+}
 
 bool wants_only_the_best(const Sampling& how) {
     return how.temperature < kGreedyBelow && how.logprobs < 0 && !changes_logits(how);

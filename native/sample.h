@@ -38,6 +38,9 @@ struct Choice {
     std::vector<Ranked> top = {};  // log probabilities, most likely first
 };
 
+// No infinity and no NaN.
+bool all_finite(const float* x, std::size_t count);
+
 // The token of the largest logit is all that is asked for: nobody needs to see the logits.
 bool wants_only_the_best(const Sampling& how);
 

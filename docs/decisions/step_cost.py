@@ -3,8 +3,7 @@
     python docs/decisions/step_cost.py [--rows 16,64,256] [--tokens 96]
 
 Plan and commit: a scheduler whose rows only decode, without a worker. Gaps: the default model in an engine of this process;
-arithmetic is the time inside the executor's `forward` and `sample`, the gap is the rest of the time from one forward to the
-next.
+arithmetic is the time inside the executor's `run`, the gap is the rest of the time from one to the next.
 """
 
 import argparse
@@ -48,22 +47,20 @@ def plan_and_commit_us(rows: int, steps: int = 200) -> float:
 
 
 class Watch:
-    """Notes when an executor computes."""
+    """Notes when the native executor computes."""
 
     def __init__(self) -> None:
-        self.spans: list[tuple[str, int, int]] = []
+        self.spans: list[tuple[int, int]] = []
+        run = NativeExecutor.run
 
-    def wrap(self, name: str) -> None:
-        function = getattr(NativeExecutor, name)
-
-        def timed(*arguments: Any, **named: Any) -> Any:
+        def timed(*arguments: Any) -> Any:
             started = time.perf_counter_ns()
             try:
-                return function(*arguments, **named)
+                return run(*arguments)
             finally:
-                self.spans.append((name, started, time.perf_counter_ns()))
+                self.spans.append((started, time.perf_counter_ns()))
 
-        setattr(NativeExecutor, name, timed)
+        NativeExecutor.run = timed  # type: ignore[method-assign]
 
 
 def gaps(watch: Watch, rows: int, tokens: int, overlap: bool) -> tuple[float, float]:
@@ -72,13 +69,10 @@ def gaps(watch: Watch, rows: int, tokens: int, overlap: bool) -> tuple[float, fl
         sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         watch.spans.clear()
         llm.generate([f"Story number {i} begins" for i in range(rows)], sampling)
-    starts = [i for i, (name, _, _) in enumerate(watch.spans) if name == "forward"][rows // 4 + 4 : -4]
-    steps = []
-    for first, following in itertools.pairwise(starts):
-        whole = watch.spans[following][1] - watch.spans[first][1]
-        busy = sum(end - begin for _, begin, end in watch.spans[first:following])
-        steps.append((whole / 1e6, (whole - busy) / 1e6))
-    return statistics.median(step[0] for step in steps), statistics.median(step[1] for step in steps)
+    spans = watch.spans[rows // 4 + 4 : -4]
+    steps = [following - first for (first, _), (following, _) in itertools.pairwise(spans)]
+    idle = [following - end for (_, end), (following, _) in itertools.pairwise(spans)]
+    return statistics.median(steps) / 1e6, statistics.median(idle) / 1e6
 
 
 def main() -> None:
@@ -89,8 +83,6 @@ def main() -> None:
     for rows in map(int, options.rows.split(",")):
         print(f"plan + commit, {rows} rows that decode: {plan_and_commit_us(rows):.0f} us")
     watch = Watch()
-    for name in ("forward", "sample"):
-        watch.wrap(name)
     for overlap in (True, False, True, False):
         step, gap = gaps(watch, 16, options.tokens, overlap)
         name = "on" if overlap else "off"

@@ -17,11 +17,11 @@ from branchline.models.random import RandomCheckpoint, tiny_config
 from branchline.models.registry import build_graph
 from branchline.models.repack import repack
 from branchline.ops import native as face
-from branchline.ops.batch import NOT_FINITE, Batch
+from branchline.ops.batch import Batch
 from branchline.ops.graph import Add, Embed, GatedActivation, Graph, Linear, Logits, Norm
 from branchline.ops.lower import GatedLinear, JoinedLinear, ResidualLinear, lower
 from branchline.ops.native import NativeExecutor
-from tests.support.columns import columns
+from tests.support.columns import columns, scored
 from tests.support.executors import NATIVE, executor_with_pool, make_batch, make_executor, make_pool
 
 needs_kernels = pytest.mark.skipif(not NATIVE, reason="the native kernels were not built")
@@ -33,6 +33,11 @@ def rows_batch(*rows):
     return make_batch(
         [(tokens, start, range(page, page - (-(start + len(tokens)) // PAGE))) for tokens, start, page in rows]
     )
+
+
+def rows_alone(tokens):
+    """Every token at the beginning of a row of its own."""
+    return rows_batch(*(([token], 0, page) for page, token in enumerate(tokens)))
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +82,19 @@ def test_bits_do_not_depend_on_the_instruction_set(name, default_checkpoint, rea
     hidden = other.forward(batch)
     assert (hidden == real.forward(batch)).all()
     for wish in ({}, {"temperature": 0.8, "top_p": 0.95, "logprobs": 3}):
-        found, expected = (of.sample(hidden, columns(70, 49_152, **wish)) for of in (other, real))
+        batch, how = rows_alone(text_tokens[:60]), columns(60, 49_152, **wish)
+        found, expected = (of.run(batch, how, scored()).choices for of in (other, real))
         assert (found.tokens == expected.tokens).all()
         assert (found.top_logprobs == expected.top_logprobs).all()
 
 
 @needs_kernels
 def test_greedy_is_the_largest_logit_below_the_limit(real, text_tokens):
-    hidden = real.forward(rows_batch((text_tokens[:30], 0, 0)))
-    logits = real.logits(hidden)
+    batch = rows_alone(text_tokens[:30])
+    logits = real.logits(real.forward(batch))
     for limit in (1, 7, 1000, 1024, 1025, 49_151, 49_152):
-        assert real.sample(hidden, columns(30, limit)).tokens.tolist() == logits[:, :limit].argmax(axis=1).tolist()
-    hidden[3] = np.nan
-    assert real.sample(hidden, columns(30, 49_152)).tokens[3] == NOT_FINITE
-    assert real.sample(hidden[:0], columns(0, 49_152)).tokens.tolist() == []
+        found = real.run(batch, columns(30, limit), scored()).choices
+        assert found.tokens.tolist() == logits[:, :limit].argmax(axis=1).tolist()
 
 
 # ---------------------------------------------------------------- closeness
@@ -200,10 +204,35 @@ def test_a_graph_that_cannot_be_fused_computes_the_same():
 def test_steps_that_would_leave_memory_are_refused(change, words):
     executor = executor_with_pool(NATIVE[0], RandomCheckpoint(tiny_config("llama")), page_size=PAGE, page_count=4)
     good = Batch(np.array([1, 2]), np.array([0, 1]), np.array([0, 2]), np.array([[0, 1, 2, 3]]))
-    expected = executor.forward(good)
+    expected, bad = executor.forward(good), dataclasses.replace(good, **change)
     with pytest.raises(ValueError, match=words):
-        executor.forward(dataclasses.replace(good, **change))
+        executor.forward(bad)
+    with pytest.raises(ValueError, match=words):
+        executor.run(bad, columns(1, 264), scored())
     assert (executor.forward(good) == expected).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("how", "asked", "words"),
+    [
+        (columns(2, 264), scored(), "no such row"),
+        (dataclasses.replace(columns(1, 264), row=np.array([-1])), scored(), "no such row"),
+        (columns(1, 265), scored(), "no such ids"),
+        (columns(0, 0), scored(), "no such ids"),
+        (columns(1, 264), scored([2], [5], [0]), "no such position"),
+        (columns(1, 264), scored([-1], [5], [0]), "no such position"),
+        (columns(1, 264), scored([1], [5], [-1]), "fewer than no"),
+        (columns(1, 264), scored([0, 1], [5], [0]), "equally long"),
+    ],
+    ids=str,
+)
+def test_questions_that_would_leave_memory_are_refused(how, asked, words):
+    executor = executor_with_pool(NATIVE[0], RandomCheckpoint(tiny_config("llama")), page_size=PAGE, page_count=4)
+    batch = Batch(np.array([1, 2]), np.array([0, 1]), np.array([0, 2]), np.array([[0]]))
+    with pytest.raises(ValueError, match=words):
+        executor.run(batch, how, asked)
+    assert executor.run(batch, columns(1, 264), scored([0, 1], [5, 6], [0, 3])).finite.tolist() == [True]
 
 
 def test_without_kernels_the_executor_says_why(monkeypatch):

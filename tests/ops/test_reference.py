@@ -18,7 +18,7 @@ from branchline.models.registry import build_graph
 from branchline.ops.batch import NOT_FINITE
 from branchline.ops.graph import GatedActivation, Graph
 from branchline.ops.reference import ReferenceExecutor
-from tests.support.columns import columns
+from tests.support.columns import columns, scored
 from tests.support.executors import EXECUTORS, make_batch, make_executor, make_pool
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -110,10 +110,12 @@ class Bench:
         hidden = self.executor.forward(batch)
         logits = self.executor.logits(hidden)
         assert logits.dtype == np.float32
-        finite = np.isfinite(logits).all(axis=1)
-        best = self.executor.sample(hidden, columns(len(hidden), 100)).tokens
-        assert best.tolist() == np.where(finite, logits[:, :100].argmax(axis=1), NOT_FINITE).tolist()
-        return np.split(logits, batch.row_offsets[1:-1])
+        parts, last = np.split(logits, batch.row_offsets[1:-1]), logits[batch.row_offsets[1:] - 1]
+        outcome = self.executor.run(batch, columns(len(rows), 100), scored())
+        assert outcome.finite.tolist() == [bool(np.isfinite(part).all()) for part in parts]
+        best = np.where(np.isfinite(last).all(axis=1), last[:, :100].argmax(axis=1), NOT_FINITE)
+        assert outcome.choices.tokens.tolist() == best.tolist()
+        return parts
 
     def run_in_chunks(self, tokens: list[int], cuts: list[int]) -> np.ndarray:
         pages, edges = self.pages(len(tokens)), [0, *cuts, len(tokens)]

@@ -18,11 +18,12 @@ from hypothesis.extra.numpy import arrays
 
 from branchline.base.rng import uniform
 from branchline.models.random import RandomCheckpoint, tiny_config
+from branchline.models.registry import build_graph
 from branchline.ops.batch import NO_LOGPROB, NOT_FINITE, NOTHING_LEFT
 from branchline.ops.native import kernels
 from branchline.ops.sample import GREEDY_BELOW, change, choose, draw, gather, score_row, weigh
-from tests.support.columns import columns, columns_of
-from tests.support.executors import EXECUTORS, NATIVE, executor_with_pool
+from tests.support.columns import columns, columns_of, scored
+from tests.support.executors import EXECUTORS, NATIVE, executor_with_pool, make_batch, make_executor, make_pool
 
 needs_kernels = pytest.mark.skipif(not NATIVE, reason="the native kernels were not built")
 NUDGE = 1e-9
@@ -43,6 +44,10 @@ def assert_alike(found, expected, is_right=lambda row, token: False, tolerance=1
         np.testing.assert_allclose(logprobs[row], expected.logprobs[row], rtol=1e-9, atol=tolerance)
     assert (top_tokens == expected.top_tokens).all()
     np.testing.assert_allclose(top_logprobs, expected.top_logprobs, rtol=1e-9, atol=tolerance)
+
+
+def arrays_of(choices):
+    return choices.tokens, choices.logprobs, choices.top_tokens, choices.top_logprobs
 
 
 def right_after_a_nudge(logits, how):
@@ -220,10 +225,23 @@ def test_ragged_columns_that_do_not_fit_are_refused(offsets):
 # ---------------------------------------------------------------- through executors
 
 
+@pytest.fixture(scope="module")
+def checkpoint():
+    return RandomCheckpoint(tiny_config("llama"), seed=5)
+
+
 @pytest.fixture(scope="module", params=EXECUTORS)
-def executor(request):
-    checkpoint = RandomCheckpoint(tiny_config("llama"), seed=5)
-    return executor_with_pool(request.param, checkpoint, page_size=4, page_count=4)
+def executor(request, checkpoint):
+    """What nobody has written yet is poison."""
+    graph = build_graph(checkpoint.config, checkpoint.names)
+    pool = make_pool(request.param, **graph.kv_shape, page_size=4, page_count=80)
+    pool.data.view(np.float32).fill(math.nan)
+    return make_executor(request.param, graph, checkpoint, pool)
+
+
+def batch_of(rows):
+    """Rows of one token, each behind nothing; the sixth behind poison."""
+    return make_batch([([row * 3 % 264], row == 5, [row]) for row in range(rows)])
 
 
 MIXED = [
@@ -237,46 +255,59 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 17, 70])
+@pytest.mark.parametrize("rows", [1, 17, 70])
 @pytest.mark.parametrize("limit", [1, 200, 259, 264])
 def test_executors_choose_from_their_own_logits(executor, rows, limit):
-    """More rows than a slab, rows that are spared their logits between others, one that is poisoned."""
-    hidden = np.random.default_rng(rows).normal(0, 3, (rows, 32)).astype(np.float32)
-    hidden[5:6] = np.nan
-    mixed = [{"seed": row} | MIXED[row % len(MIXED)] for row in range(rows)]
+    """More rows than a slab, rows that are spared their logits between others, rows that do not sample, one that is
+    poisoned."""
+    batch, sampling = batch_of(rows), [row for row in range(rows) if row % 5 != 3]
+    mixed = [{"seed": row} | MIXED[row % len(MIXED)] for row in sampling]
     fitting = [wish | {"forbidden": [token for token in wish.get("forbidden", ()) if token < limit]} for wish in mixed]
-    how = columns_of(fitting, limit)
-    found, expected = executor.sample(hidden, how), choose(executor.logits(hidden)[:, :limit], how)
-    assert_alike((found.tokens, found.logprobs, found.top_tokens, found.top_logprobs), expected)
-    assert [found[row].logprobs is not None for row in range(rows)] == [
+    how = dataclasses.replace(columns_of(fitting, limit), row=np.array(sampling))
+    logits = executor.logits(executor.forward(batch))
+    outcome, expected = executor.run(batch, how, scored()), choose(logits[sampling, :limit], how)
+    found = outcome.choices
+    # A BLAS library computes some rows and all of them with other last bits.
+    assert_alike(arrays_of(found), expected, tolerance=1e-5)
+    assert [choice.logprobs is not None for choice in found] == [
         "logprobs" in wish and token >= 0 for wish, token in zip(mixed, found.tokens, strict=True)
     ]
+    assert outcome.finite.tolist() == [row != 5 for row in range(rows)]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 33, 70])
-def test_executors_score_given_tokens(executor, rows):
-    hidden = np.random.default_rng(rows).normal(0, 3, (rows, 32)).astype(np.float32)
-    hidden[5:6] = np.inf
-    tokens = np.arange(rows) * 17 % 200 + 10
-    found = executor.score(hidden, tokens, 4, 200)
+@pytest.mark.parametrize("count", [0, 1, 33, 70])
+def test_executors_score_given_tokens(executor, count):
+    """Positions of several rows, more than a slab, some twice, each beside as many others as it wants; one poisoned."""
+    batch, places = batch_of(40), np.arange(count) * 7 % 40
+    tokens, tops = np.arange(count) * 17 % 200 + 10, np.arange(count) % 5
+    outcome = executor.run(batch, columns(0, 200), scored(places, tokens, tops))
     with np.errstate(invalid="ignore"):
-        logits = executor.logits(hidden)[:, :200]
-    expected = gather(score_row(of, int(token), 4) for of, token in zip(logits, tokens, strict=True))
-    # A BLAS library computes a slab of rows and all of them with other last bits.
-    assert_alike((found.tokens, found.logprobs, found.top_tokens, found.top_logprobs), expected, tolerance=1e-5)
-    assert set(found.tokens[tokens >= 200]) <= {NO_LOGPROB, NOT_FINITE}
-    assert (found.tokens == NOT_FINITE).sum() == (rows > 5)
+        logits = executor.logits(executor.forward(batch))[:, :200]
+    asked = zip(logits[places], tokens.tolist(), tops.tolist(), strict=True)
+    expected = gather(score_row(*of) for of in asked)
+    assert_alike(arrays_of(outcome.scores), expected, tolerance=1e-5)
+    assert set(outcome.scores.tokens[tokens >= 200]) <= {NO_LOGPROB, NOT_FINITE}
+    assert ((outcome.scores.tokens == NOT_FINITE) == (places == 5)).all()
+    assert len(outcome.choices.tokens) == 0
+
+
+def test_poison_is_found_in_rows_that_do_not_sample(executor):
+    batch = make_batch([([1, 2], 0, [70]), ([3, 4], 4, [71, 72]), ([5], 0, [73])])
+    how = dataclasses.replace(columns(2, 264), row=np.array([2, 0]))
+    outcome = executor.run(batch, how, scored())
+    assert outcome.finite.tolist() == [True, False, True]
+    best = executor.logits(executor.forward(batch))[[4, 1]].argmax(axis=1)
+    assert outcome.choices.tokens.tolist() == best.tolist()
 
 
 @needs_kernels
-def test_choices_do_not_depend_on_threads():
-    checkpoint = RandomCheckpoint(tiny_config("llama"), seed=5)
-    hidden = np.random.default_rng(3).normal(0, 3, (70, 32)).astype(np.float32)
+def test_choices_do_not_depend_on_threads(checkpoint):
     how = columns_of([{"seed": row} | MIXED[row % 6] for row in range(70)], 259)
     several = [
-        executor_with_pool(NATIVE[0], checkpoint, page_size=4, page_count=4, threads=threads).sample(hidden, how)
+        executor_with_pool(NATIVE[0], checkpoint, page_size=4, page_count=80, threads=threads)
+        .run(batch_of(70), how, scored()).choices
         for threads in (1, 2, 5)
-    ]
+    ]  # fmt: skip
     for other in several[1:]:
         assert (other.tokens == several[0].tokens).all()
         np.testing.assert_array_equal(other.top_logprobs, several[0].top_logprobs)

@@ -12,7 +12,7 @@ from branchline.base.errors import InvariantBroken, StepFailed
 from branchline.core.plan import PageCopy, PlanRow, SlotOpen, StepPlan
 from branchline.core.request import SamplingParams
 from branchline.models.random import RandomCheckpoint, tiny_config
-from branchline.ops.sample import choose, gather, score_row
+from branchline.ops.reference import ReferenceExecutor
 from branchline.worker.runner import LOST, LocalWorker
 from tests.support.executors import BEST, executor_with_pool
 
@@ -21,7 +21,7 @@ BOOM, POISON = 48, 49
 """Tokens at which the scripted executor raises, or yields NaN."""
 
 
-class Scripted:
+class Scripted(ReferenceExecutor):
     """The most likely successor of token t at position p is (3 t + p) mod 40; other logits fall with their ids."""
 
     page_size, page_count, vocab_size = 4, 64, VOCAB
@@ -50,13 +50,6 @@ class Scripted:
         logits[:, VOCAB - 5 :] = 9  # ids that no tokenizer knows
         logits[np.isnan(hidden).any(axis=1)] = np.nan
         return logits
-
-    def sample(self, hidden, columns):
-        return choose(self.logits(hidden)[:, : columns.token_limit], columns)
-
-    def score(self, hidden, tokens, top, token_limit):
-        rows = zip(self.logits(hidden)[:, :token_limit], tokens, strict=True)
-        return gather(score_row(logits, int(token), top) for logits, token in rows)
 
 
 def follow(token, position):

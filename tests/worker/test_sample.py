@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from branchline.base.rng import uniform
-from branchline.core.plan import SlotOpen
+from branchline.core.plan import PlanRow, SlotOpen
 from branchline.core.request import SamplingParams
 from branchline.ops.batch import NO_LOGPROB, NOT_FINITE, NOTHING_LEFT
 from branchline.ops.sample import change, choose_row, draw, heaviest, score_row, token_logprobs
-from branchline.worker.inputs import make_columns
+from branchline.worker.inputs import make_inputs
 from branchline.worker.slots import Sequence
 
 VOCAB = 40
@@ -26,12 +26,25 @@ def random_logits(seed=0, size=VOCAB):
     return np.random.default_rng(seed).normal(0, 2, size).astype(np.float32)
 
 
+def columns(of, token_limit):
+    """As a worker makes them for a row that ends with the last known token."""
+    row = PlanRow(0, 0, 0, 0, of.expected, True, tuple(range(of.expected)))
+    inputs = make_inputs([row], [of], page_size=1, page_count=of.expected, token_limit=token_limit)
+    inputs.fill()
+    return inputs.columns
+
+
 def choose(logits, of):
-    return choose_row(logits, make_columns([of], token_limit=len(logits)), 0)
+    return choose_row(logits, columns(of, len(logits)), 0)
 
 
 def changed(logits, of):
-    return change(logits, make_columns([of], token_limit=len(logits)), 0)
+    return change(logits, columns(of, len(logits)), 0)
+
+
+def append(of, token):
+    of.expected += 1
+    of.append(token)
 
 
 def softmax(logits):
@@ -176,7 +189,7 @@ def test_presence_and_frequency_count_the_output_only():
 def test_penalties_see_appended_tokens():
     of = sequence((3,), presence_penalty=1.0)
     for token in [4] * 200:
-        of.append(token)
+        append(of, token)
     logits = random_logits(9)
     assert np.flatnonzero(changed(logits, of) != logits).tolist() == [4]
 
@@ -201,7 +214,7 @@ def test_min_tokens_masks_the_stops_until_enough_were_generated():
     taken = []
     for _ in range(3):
         taken.append(choose(logits, of).token)
-        of.append(taken[-1])
+        append(of, taken[-1])
     assert taken == [2, 2, 0]
 
 

@@ -4,7 +4,7 @@ Knows: flat arrays of one step. Refuses to know: sequences, plans, how anything 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from branchline.base.ids import TokenId
 from branchline.core.plan import PageCopy
 from branchline.core.result import TokenLogprobs
-from branchline.memory.kv import FloatArray, IntArray
+from branchline.memory.kv import IntArray
 
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -64,6 +64,8 @@ class SamplingColumns:
 
     token_limit: int
     """Usable ids: ``0 <= token < token_limit``."""
+    row: IntArray
+    """Of the batch: after its last position comes the new token."""
     temperature: DoubleArray
     top_k: IntArray
     top_p: DoubleArray
@@ -91,6 +93,17 @@ class SamplingColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Tokens whose log probability is asked for. All columns ``[n]``."""
+
+    place: IntArray
+    """Among the tokens of the batch: after this position the given token comes."""
+    token: IntArray
+    top: IntArray
+    """As many of the most likely tokens are reported with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """Of one row."""
 
@@ -102,7 +115,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What became of each row."""
+    """What became of each row of columns."""
 
     tokens: IntArray
     """``[rows]``, or one of the negative numbers above."""
@@ -113,6 +126,10 @@ class Choices:
     top_logprobs: DoubleArray
     """``[rows, widest]``"""
 
+    def __iter__(self) -> Iterator[Choice]:
+        for row, (token, logprob) in enumerate(zip(self.tokens.tolist(), self.logprobs.tolist(), strict=True)):
+            yield Choice(token) if math.isnan(logprob) else self[row]
+
     def __getitem__(self, row: int) -> Choice:
         token, logprob = int(self.tokens[row]), float(self.logprobs[row])
         if math.isnan(logprob):
@@ -121,6 +138,18 @@ class Choices:
         count = int((tokens >= 0).sum())
         top = zip(tokens[:count].tolist(), self.top_logprobs[row, :count].tolist(), strict=True)
         return Choice(token, TokenLogprobs(token, logprob, tuple(top)))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a step."""
+
+    finite: npt.NDArray[np.bool_]
+    """``[rows]`` of the batch: everything that was computed for it is a number."""
+    choices: Choices
+    """For each row of the sampling columns."""
+    scores: Choices
+    """For each scored token."""
 
 
 class Executor(Protocol):
@@ -139,15 +168,10 @@ class Executor(Protocol):
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy beginnings of pages, in order."""
 
-    def forward(self, batch: Batch) -> FloatArray:
-        """Compute a step, write its keys and values; returns what the head needs, ``[tokens, hidden]``."""
-
-    def sample(self, hidden: FloatArray, columns: SamplingColumns) -> Choices:
-        """The next token after each of ``n`` of those rows. A row that fails says so and disturbs no other.
+    def run(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Outcome:
+        """A whole step: compute the batch, write its keys and values, choose tokens, score tokens. A row that fails says so
+        and disturbs no other.
 
         ``ops.sample`` has the formulas. Executors agree in them but for the last bits of weights: where a random number or a
         cut-off (``top_p``, ``min_p``) falls between two neighbouring float64 numbers they may choose differently.
         """
-
-    def score(self, hidden: FloatArray, tokens: IntArray, top: int, token_limit: int) -> Choices:
-        """Log probabilities, after each of ``n`` of those rows, of a given token and of the ``top`` most likely ones."""

@@ -18,8 +18,8 @@ import numpy as np
 from branchline.base.errors import ConfigError, InvariantBroken, require
 from branchline.core.plan import PageCopy
 from branchline.memory.kernel_kv import KernelKvPool
-from branchline.memory.kv import FloatArray, IntArray
-from branchline.ops.batch import Batch, Choices, SamplingColumns
+from branchline.memory.kv import FloatArray
+from branchline.ops.batch import Batch, Choices, Outcome, SamplingColumns, Scored
 from branchline.ops.graph import (
     Add,
     Embed,
@@ -112,22 +112,19 @@ class NativeExecutor:
         for copy in copies:
             self._pool.copy(copy.source, copy.target, copy.token_count)
 
+    def run(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Outcome:
+        finite, choices, scores = self._program.run(batch, columns, scored)
+        return Outcome(finite, Choices(*choices), Choices(*scores))
+
     def forward(self, batch: Batch) -> FloatArray:
-        arrays = (batch.tokens, batch.positions, batch.row_offsets, batch.page_tables)
-        hidden: FloatArray = self._program.forward(*(np.ascontiguousarray(array, np.int64) for array in arrays))
+        """Compute a step, write its keys and values; returns what the head reads, ``[tokens, hidden]``: to look inside."""
+        hidden: FloatArray = self._program.forward(batch)
         return hidden
 
     def logits(self, hidden: FloatArray) -> FloatArray:
-        """``[n, vocab_size]`` of ``n`` rows."""
-        logits: FloatArray = self._program.logits(np.ascontiguousarray(hidden))
+        """``[n, vocab_size]`` of ``n`` such rows."""
+        logits: FloatArray = self._program.logits(hidden)
         return logits
-
-    def sample(self, hidden: FloatArray, columns: SamplingColumns) -> Choices:
-        return Choices(*self._program.sample(np.ascontiguousarray(hidden), columns))
-
-    def score(self, hidden: FloatArray, tokens: IntArray, top: int, token_limit: int) -> Choices:
-        given = np.ascontiguousarray(tokens, np.int64)
-        return Choices(*self._program.score(np.ascontiguousarray(hidden), given, top, token_limit))
 
 
 class _Assembler:

@@ -17,9 +17,9 @@ import numpy as np
 
 from branchline.base.errors import InvariantBroken, require
 from branchline.core.plan import PageCopy
-from branchline.memory.kv import FloatArray, IntArray, KvPool
+from branchline.memory.kv import FloatArray, KvPool
 from branchline.ops.attention import Tile, attend, make_tiles
-from branchline.ops.batch import Batch, Choices, SamplingColumns
+from branchline.ops.batch import Batch, Choices, Outcome, SamplingColumns, Scored
 from branchline.ops.graph import (
     Add,
     Embed,
@@ -94,7 +94,15 @@ class ReferenceExecutor:
         for copy in copies:
             self._pool.copy(copy.source, copy.target, copy.token_count)
 
+    def run(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Outcome:
+        hidden = self.forward(batch)
+        finite = np.logical_and.reduceat(np.isfinite(hidden).all(axis=1), batch.row_offsets[:-1])
+        last = hidden[batch.row_offsets[columns.row + 1] - 1]
+        choices = choose(self.logits(last)[:, : columns.token_limit], columns)
+        return Outcome(finite, choices, self._score(hidden[scored.place], scored, columns.token_limit))
+
     def forward(self, batch: Batch) -> FloatArray:
+        """Compute a step, write its keys and values; returns what the head reads, ``[tokens, hidden]``."""
         step = _Step(batch, self.page_size)
         values: Values = {}
         # Numbers of one row that overflow must not disturb its neighbours; the sampler reports them.
@@ -108,13 +116,10 @@ class ReferenceExecutor:
         with np.errstate(over="ignore", invalid="ignore"):
             return hidden @ self._weights[self._head.weight]
 
-    def sample(self, hidden: FloatArray, columns: SamplingColumns) -> Choices:
-        return choose(self.logits(hidden)[:, : columns.token_limit], columns)
-
-    def score(self, hidden: FloatArray, tokens: IntArray, top: int, token_limit: int) -> Choices:
+    def _score(self, hidden: FloatArray, scored: Scored, token_limit: int) -> Choices:
         slabs = (self.logits(hidden[start : start + SCORED_ROWS]) for start in range(0, len(hidden), SCORED_ROWS))
         rows = (logits[:token_limit] for slab in slabs for logits in slab)
-        return gather(score_row(logits, token, top) for logits, token in zip(rows, tokens.tolist(), strict=True))
+        return gather(score_row(*of) for of in zip(rows, scored.token.tolist(), scored.top.tolist(), strict=True))
 
     def _run(self, op: Op | JoinedLinear, values: Values, step: "_Step") -> None:
         match op:
