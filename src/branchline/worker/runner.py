@@ -1,18 +1,19 @@
-"""The worker of one machine: a thread that executes plans in the order in which they were launched.
+"""The worker of one machine: a thread that computes plans in the order in which they were launched.
 
-It feeds itself: the token that step N samples goes into the slot before step N+1 runs, so N+1 may be launched while
-nobody has seen the result of N. Whoever launches makes the arrays of the step, so between two steps little is left to do:
+It feeds itself: the token that step N samples goes into the arrays of step N+1 just before that runs, so N+1 may be
+launched while nobody has seen the result of N. All else is done by the thread that launches and collects, beside a step:
 
-    launching thread   arrays of N+1 │            │ arrays of N+2 │
-    computing thread   step N .......│ tokens, N+1 ...............│ tokens, N+2
+    launching thread   arrays of N+1 │      │ results of N │ arrays of N+2 │
+    computing thread   step N .........│tokens│ step N+1 ......................│tokens│ step N+2
 
 A step that fails ends the sequences of its rows, here as in the scheduler: rows of theirs in a later plan that was
-launched already get an error, the other rows of that plan are computed. An opening of the slot starts afresh.
+launched already get an error, the other rows of that plan count. An opening of the slot starts afresh.
 
 Knows: the order of things within a step. Refuses to know: arithmetic, page ownership, when a sequence ends.
 """
 
 import itertools
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from branchline.base.clock import Clock
 from branchline.base.errors import InvariantBroken, StepFailed
 from branchline.base.ids import StepId
-from branchline.core.plan import PlanRow, StepPlan
+from branchline.core.plan import PageCopy, PlanRow, StepPlan
 from branchline.core.ports import Ticket
 from branchline.core.result import RowResult, StepResult
 from branchline.ops.batch import NO_LOGPROB, NOT_FINITE, NOTHING_LEFT, Choice, Executor, Outcome
-from branchline.worker.inputs import Inputs, make_inputs, scored_positions
-from branchline.worker.slots import Sequence, SlotTable
+from branchline.worker.inputs import Inputs, Tenant, make_inputs, scored_positions
+from branchline.worker.slots import Done, Sequence, SlotTable, Source
 
 LOST = "The step that computed this request failed."
 SENTENCES = {
@@ -41,7 +42,8 @@ SENTENCES = {
 @dataclass(frozen=True, slots=True)
 class LocalTicket:
     step: StepId
-    future: "Future[StepResult]"
+    tenants: SequenceOf[Tenant]
+    done: Future[Done]
 
 
 class LocalWorker:
@@ -63,73 +65,68 @@ class LocalWorker:
     def launch(self, plan: StepPlan) -> Ticket:
         """What is wrong with a plan is the failure of its step: ``collect`` tells it."""
         try:
-            inputs = self._prepare(plan)
+            tenants = self._tenants(plan)
+            inputs = make_inputs(tenants, self._executor, self._token_limit)
         except Exception as error:
             self._slots.fail(plan.rows, LOST)
-            failed: Future[StepResult] = Future()
-            failed.set_exception(_step_failed(plan.step, error))
-            return LocalTicket(plan.step, failed)
+            failed: Future[Done] = Future()
+            failed.set_exception(error)
+            return LocalTicket(plan.step, (), failed)
         try:
-            return LocalTicket(plan.step, self._thread.submit(self._execute, plan, inputs))
+            done = self._thread.submit(self._execute, plan.copies, inputs)
         except RuntimeError as error:
             raise StepFailed("the worker is closed") from error
+        for index, sequence in enumerate(sequence for row, sequence in tenants if row.sample):
+            sequence.expect(Source(done, index))
+        return LocalTicket(plan.step, tenants, done)
 
     def collect(self, ticket: Ticket) -> StepResult:
         if not isinstance(ticket, LocalTicket):
             raise InvariantBroken("this ticket is another worker's")
         try:
-            return ticket.future.result()
+            done = ticket.done.result()
         except CancelledError as error:
             raise StepFailed(f"step {ticket.step} was dropped: the worker is closed") from error
+        except Exception as error:
+            for _, sequence in ticket.tenants:
+                sequence.fail(LOST)
+            cause = str(error) if isinstance(error, StepFailed) else f"{type(error).__name__}: {error}"
+            raise StepFailed(f"step {ticket.step} failed: {cause}") from error
+        return StepResult(ticket.step, tuple(_results(ticket.tenants, done.outcome)), done.duration_ns)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._limits.restore_original_limits()
 
-    def _prepare(self, plan: StepPlan) -> Inputs:
+    def _tenants(self, plan: StepPlan) -> SequenceOf[Tenant]:
         for opening in plan.opens:
             self._slots.open(opening)
         if len({row.slot for row in plan.rows}) < len(plan.rows):
             raise StepFailed("two rows of one plan share a slot")
-        sequences = [self._slots.launch(row) for row in plan.rows]
-        page_size, page_count = self._executor.page_size, self._executor.page_count
-        return make_inputs(plan.rows, sequences, page_size=page_size, page_count=page_count, token_limit=self._token_limit)
+        return [(row, self._slots.find(row)) for row in plan.rows]
 
-    def _execute(self, plan: StepPlan, inputs: Inputs) -> StepResult:
+    def _execute(self, copies: SequenceOf[PageCopy], inputs: Inputs) -> Done:
         started_ns = self._clock.now_ns()
-        try:
-            self._executor.copy_pages(plan.copies)
-            inputs.fill()
-            outcome = self._executor.run(inputs.batch, inputs.columns, inputs.scored)
-        except Exception as error:
-            for sequence in inputs.sequences:
-                sequence.fail(LOST)
-            raise _step_failed(plan.step, error) from error
-        return StepResult(plan.step, _note(inputs, outcome), self._clock.now_ns() - started_ns)
+        self._executor.copy_pages(copies)
+        for relay in inputs.relays:
+            relay.fetch()
+        outcome = self._executor.run(inputs.batch, inputs.columns, inputs.scored)
+        return Done(outcome, self._clock.now_ns() - started_ns)
 
 
-def _step_failed(step: StepId, error: Exception) -> StepFailed:
-    cause = str(error) if isinstance(error, StepFailed) else f"{type(error).__name__}: {error}"
-    failure = StepFailed(f"step {step} failed: {cause}")
-    failure.__cause__ = error
-    return failure
-
-
-def _note(inputs: Inputs, outcome: Outcome) -> tuple[RowResult, ...]:
+def _results(tenants: SequenceOf[Tenant], outcome: Outcome) -> Iterator[RowResult]:
     """Extends the sequences that sampled, ends those that failed."""
     choices, scores = iter(outcome.choices), iter(outcome.scores)
-    return tuple(
-        _note_row(
-            row, sequence, fine, next(choices) if row.sample else None,
-            list(itertools.islice(scores, len(scored_positions(row, sequence)))),
-        )
-        for row, sequence, fine in zip(inputs.rows, inputs.sequences, outcome.finite.tolist(), strict=True)
-    )  # fmt: skip
+    for (row, sequence), is_finite in zip(tenants, outcome.finite.tolist(), strict=True):
+        told = list(itertools.islice(scores, len(scored_positions(row, sequence))))
+        yield _result(row, sequence, is_finite, next(choices) if row.sample else None, told)
 
 
-def _note_row(row: PlanRow, sequence: Sequence, fine: bool, choice: Choice | None, scores: SequenceOf[Choice]) -> RowResult:
+def _result(
+    row: PlanRow, sequence: Sequence, is_finite: bool, choice: Choice | None, scores: SequenceOf[Choice]
+) -> RowResult:
     answers = scores if choice is None else [*scores, choice]
-    wrong = next((of.token for of in answers if of.token < 0), None) if fine else NOT_FINITE
+    wrong = next((of.token for of in answers if of.token < 0), None) if is_finite else NOT_FINITE
     if wrong is not None:
         sequence.fail(SENTENCES[wrong])
     if sequence.failure is not None:
@@ -137,5 +134,5 @@ def _note_row(row: PlanRow, sequence: Sequence, fine: bool, choice: Choice | Non
     prompt_logprobs = tuple(of.logprobs for of in scores if of.logprobs is not None)
     if choice is None:
         return RowResult(row.seq, row.epoch, prompt_logprobs=prompt_logprobs)
-    sequence.append(choice.token)
+    sequence.learn(choice.token)
     return RowResult(row.seq, row.epoch, choice.token, choice.logprobs, prompt_logprobs)

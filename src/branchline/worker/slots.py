@@ -1,12 +1,16 @@
-"""What a worker remembers of each sequence: its known tokens and how to choose the next one.
+"""What a worker remembers of each sequence: its tokens and how to choose the next one.
 
-Two threads meet here. The one that launches opens slots and counts the tokens that launched rows will sample; the one that
-computes appends those tokens and notes failures.
+    [0, known)          tokens whose value is here
+    [known, expected)   tokens that launched steps will sample: a place, a source, and zero until the step is collected
 
-Knows: tokens, sampling parameters, identity. Refuses to know: plans as a whole, arrays of a step, how a choice is made.
+Only the thread that launches and collects steps comes here. Knows: tokens, sampling parameters, identity.
+Refuses to know: plans as a whole, arrays of a step, how a choice is made.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +18,7 @@ from branchline.base.errors import StepFailed
 from branchline.base.ids import PageId, Slot, TokenId
 from branchline.core.plan import PlanRow, SlotOpen
 from branchline.memory.kv import IntArray
+from branchline.ops.batch import Outcome
 
 NONE: IntArray = np.zeros(0, np.intp)
 """No tokens."""
@@ -22,16 +27,31 @@ COUNTS = ("top_k", "logprobs", "prompt_count")
 """Sampling columns that stay the same while a sequence runs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was computed."""
+
+    outcome: Outcome
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a token will come from."""
+
+    step: Future[Done]
+    index: int
+    """Among the choices of that step."""
+
+
 class Sequence:
-    """The tenant of a slot. Tokens only grow; the runner alone appends."""
+    """The tenant of a slot. Tokens only grow; the runner alone adds them."""
 
     def __init__(self, opening: SlotOpen, *, vocab_size: int, token_limit: int) -> None:
         """``vocab_size``: ids that have an embedding; ``token_limit``: ids that can be drawn."""
         self.seq = opening.seq
         self.epoch = opening.epoch
         self.prompt_count = opening.prompt_count
-        self.expected = len(opening.tokens)
-        """Tokens that will be known once every launched row has been computed."""
         params = opening.sampling
         self.sampling = params
         self.numbers: tuple[float, ...] = tuple(getattr(params, name) for name in NUMBERS)
@@ -46,15 +66,27 @@ class Sequence:
         self.failure: str | None = None
         """Why nothing more can be computed for this sequence; safe to show."""
         self._buffer: IntArray = np.array(opening.tokens, np.intp)
-        self._count = len(self._buffer)
+        self._known = len(self._buffer)
+        self._sources: deque[Source] = deque()
         self._pages: tuple[PageId, ...] = ()
         self._page_array = NONE
-        if self._count and not 0 <= self._buffer.min() <= self._buffer.max() < vocab_size:
+        if self._known and not 0 <= self._buffer.min() <= self._buffer.max() < vocab_size:
             self.fail(f"A token id is outside 0 to {vocab_size - 1}.")
 
-    def known(self, start: int, end: int) -> IntArray:
-        """Tokens of these positions, or zeros if the sequence has failed: what is computed from them counts for nothing."""
+    @property
+    def expected(self) -> int:
+        """Tokens that will be known once every launched step is collected."""
+        return self._known + len(self._sources)
+
+    def tokens(self, start: int, end: int) -> IntArray:
+        """Of these positions. Zeros where they are not known yet, and if the sequence has failed: what is computed from
+        them counts for nothing."""
         return self._buffer[start:end] if self.failure is None else np.zeros(end - start, np.intp)
+
+    def sources(self, start: int, end: int) -> Iterator[tuple[int, Source]]:
+        """Of those of these positions that are not known yet."""
+        for position in range(max(start, self._known), end if self.failure is None else start):
+            yield position, self._sources[position - self._known]
 
     def forbidden_ids(self, position: int) -> IntArray:
         """Ids that the token at ``position`` must not be: under ``min_tokens`` the output may not end yet."""
@@ -66,11 +98,18 @@ class Sequence:
             self._pages, self._page_array = pages, np.array(pages, np.intp)
         return self._page_array
 
-    def append(self, token: TokenId) -> None:
-        if self._count == len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.zeros(max(64, self._count), np.intp)])
-        self._buffer[self._count] = token
-        self._count += 1
+    def expect(self, source: Source) -> None:
+        """One more token will be sampled."""
+        count = self.expected
+        if count == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros(max(64, count), np.intp)])
+        self._sources.append(source)
+
+    def learn(self, token: TokenId) -> None:
+        """The first of the expected tokens is there."""
+        self._sources.popleft()
+        self._buffer[self._known] = token
+        self._known += 1
 
     def fail(self, message: str) -> None:
         """Nothing more is computed for this sequence. The first reason stays."""
@@ -88,8 +127,8 @@ class SlotTable:
     def open(self, opening: SlotOpen) -> None:
         self._sequences[opening.slot] = Sequence(opening, vocab_size=self._vocab_size, token_limit=self._token_limit)
 
-    def launch(self, row: PlanRow) -> Sequence:
-        """The sequence that a row belongs to; if the row samples, one more token is expected of it.
+    def find(self, row: PlanRow) -> Sequence:
+        """The sequence that a row belongs to.
 
         Raises:
             StepFailed: the slot has another tenant, or the row starts from tokens that nobody will know.
@@ -100,7 +139,6 @@ class SlotTable:
         if sequence.failure is None and not _fits(row, sequence):
             expected = sequence.expected
             raise StepFailed(f"slot {row.slot}: positions {row.start} to {row.end} do not suit {expected} known tokens")
-        sequence.expected += row.sample
         return sequence
 
     def fail(self, rows: Iterable[PlanRow], message: str) -> None:
