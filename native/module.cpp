@@ -5,12 +5,14 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 
@@ -135,9 +137,14 @@ public:
     Program program;
 };
 
-template <class Array>
-Array column(nb::handle record, const char* name) {
-    return nb::cast<Array>(record.attr(name));
+// A field of a record. Arrays are never converted: what Python writes into them later must be seen here.
+template <class Field>
+Field column(nb::handle record, const char* name) {
+    Field field;
+    if (!nb::try_cast(record.attr(name), field, false)) {
+        throw nb::type_error((std::string(name) + " is not of the right type, or not contiguous").c_str());
+    }
+    return field;
 }
 
 template <class T>
@@ -145,7 +152,8 @@ std::span<const T> span(const Vector<T>& array) {
     return {array.data(), array.shape(0)};
 }
 
-struct Batch {  // `ops.batch.Batch`
+class Batch {  // `ops.batch.Batch`
+public:
     explicit Batch(nb::handle batch)
         : tokens(column<Vector<std::int64_t>>(batch, "tokens")),
           positions(column<Vector<std::int64_t>>(batch, "positions")),
@@ -160,15 +168,17 @@ struct Batch {  // `ops.batch.Batch`
                 page_tables.data(), page_tables.shape(1)};
     }
 
+private:
     Vector<std::int64_t> tokens, positions, row_offsets;
     Table<std::int64_t> page_tables;
 };
 
 Output<float, nb::ndim<2>> forward(Model& model, nb::handle arrays) {
     const Batch batch(arrays);
-    auto hidden = fresh<float, nb::ndim<2>>({batch.tokens.shape(0), model.program.hidden_width()});
+    const Step step = batch.step();
+    auto hidden = fresh<float, nb::ndim<2>>({step.token_count, model.program.hidden_width()});
     const nb::gil_scoped_release unlocked;
-    model.program.forward(batch.step(), hidden.data());
+    model.program.forward(step, hidden.data());
     return hidden;
 }
 
@@ -273,21 +283,38 @@ nb::tuple told(const std::vector<Choice>& choices) {
     return nb::make_tuple(tokens, logprobs, top_tokens, top_logprobs);
 }
 
-// The arrays of `ops.batch.Outcome`.
-nb::tuple run(Model& model, nb::handle arrays, nb::handle columns, nb::handle scored) {
-    const Batch batch(arrays);
-    const auto row = column<Vector<std::int64_t>>(columns, "row"), place = column<Vector<std::int64_t>>(scored, "place"),
-               token = column<Vector<std::int64_t>>(scored, "token"), top = column<Vector<std::int64_t>>(scored, "top");
-    const Columns how(columns, row.shape(0));
-    auto finite = fresh<bool, nb::ndim<1>>({batch.page_tables.shape(0)});
-    Outcome outcome;
-    {
-        const nb::gil_scoped_release unlocked;
-        outcome = model.program.run(batch.step(), {how.limit, span(row), how.rows, span(place), span(token), span(top)});
+// A whole step. All of its arrays have been looked at before it is run: that may be done while another one runs.
+class Prepared {
+public:
+    Prepared(Model& model, nb::handle batch, nb::handle columns, nb::handle scored)
+        : model_(model),
+          batch_(batch),
+          row_(column<Vector<std::int64_t>>(columns, "row")),
+          place_(column<Vector<std::int64_t>>(scored, "place")),
+          token_(column<Vector<std::int64_t>>(scored, "token")),
+          top_(column<Vector<std::int64_t>>(scored, "top")),
+          columns_(columns, row_.shape(0)) {}
+
+    // The arrays of `ops.batch.Outcome`.
+    nb::tuple run() {
+        const Step step = batch_.step();
+        Outcome outcome;
+        {
+            const nb::gil_scoped_release unlocked;
+            outcome = model_.program.run(
+                step, {columns_.limit, span(row_), columns_.rows, span(place_), span(token_), span(top_)});
+        }
+        auto finite = fresh<bool, nb::ndim<1>>({step.row_count});
+        std::copy(outcome.finite.begin(), outcome.finite.end(), finite.data());
+        return nb::make_tuple(finite, told(outcome.choices), told(outcome.scores));
     }
-    std::copy(outcome.finite.begin(), outcome.finite.end(), finite.data());
-    return nb::make_tuple(finite, told(outcome.choices), told(outcome.scores));
-}
+
+private:
+    Model& model_;
+    Batch batch_;
+    Vector<std::int64_t> row_, place_, token_, top_;
+    Columns columns_;
+};
 
 void add_linear(Model& model, std::size_t x, const std::vector<std::shared_ptr<Matrix>>& weights,
                 const std::vector<std::optional<Vector<float>>>& biases, const std::vector<std::size_t>& outs, bool add) {
@@ -395,6 +422,8 @@ NB_MODULE(_native, module) {
         .def("read", &read_matrix)
         .def_prop_ro("nbytes", &Matrix::bytes);
 
+    nb::class_<Prepared>(module, "Step").def("run", &Prepared::run, "Does not hold the lock.");
+
     nb::class_<Model>(module, "Program")
         .def("__init__",
              [](Model* self, Bytes pages, Scales scales, const std::string& kind, std::size_t layers, std::size_t kv_heads,
@@ -436,7 +465,11 @@ NB_MODULE(_native, module) {
              "a"_a, "b"_a)
         .def("head", [](Model& model, std::size_t x, std::shared_ptr<Matrix> weight) { model.program.head(x, weight); }, "x"_a,
              "weight"_a)
-        .def("run", &run, "batch"_a, "columns"_a, "scored"_a)
+        .def("prepare",
+             [](Model& model, nb::handle batch, nb::handle columns, nb::handle scored) {
+                 return std::make_unique<Prepared>(model, batch, columns, scored);
+             },
+             "batch"_a, "columns"_a, "scored"_a, nb::keep_alive<0, 1>())
         .def("forward", &forward, "batch"_a)
         .def("logits", &logits, "hidden"_a)
         .def("take_times", [](Model& model) { return model.program.take_times(); })

@@ -3,13 +3,15 @@
     python docs/decisions/step_cost.py [--rows 16,64,256] [--tokens 96]
 
 Plan and commit: a scheduler whose rows only decode, without a worker. Gaps: the default model in an engine of this process;
-arithmetic is the time inside the executor's `run`, the gap is the rest of the time from one to the next.
+arithmetic is the time inside steps of the executor, the gap is the time from the end of one to the beginning of the next.
 """
 
 import argparse
 import itertools
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from explanation_cost import Stopwatch, run
@@ -20,6 +22,7 @@ from branchline.core.request import RequestSpec
 from branchline.core.request import SamplingParams as Sampling
 from branchline.engine.books import make_books
 from branchline.observe.stories import Stories
+from branchline.ops.batch import Outcome
 from branchline.ops.native import NativeExecutor
 from branchline.sched.scheduler import Scheduler
 
@@ -51,16 +54,19 @@ class Watch:
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int]] = []
-        run = NativeExecutor.run
+        prepare = NativeExecutor.prepare
 
-        def timed(*arguments: Any) -> Any:
-            started = time.perf_counter_ns()
-            try:
-                return run(*arguments)
-            finally:
-                self.spans.append((started, time.perf_counter_ns()))
+        def prepare_timed(*arguments: Any) -> Callable[[], Outcome]:
+            return partial(self._timed, prepare(*arguments))
 
-        NativeExecutor.run = timed  # type: ignore[method-assign]
+        NativeExecutor.prepare = prepare_timed  # type: ignore[method-assign]
+
+    def _timed(self, step: Callable[[], Outcome]) -> Outcome:
+        started = time.perf_counter_ns()
+        try:
+            return step()
+        finally:
+            self.spans.append((started, time.perf_counter_ns()))
 
 
 def gaps(watch: Watch, rows: int, tokens: int, overlap: bool) -> tuple[float, float]:

@@ -83,7 +83,7 @@ def test_bits_do_not_depend_on_the_instruction_set(name, default_checkpoint, rea
     assert (hidden == real.forward(batch)).all()
     for wish in ({}, {"temperature": 0.8, "top_p": 0.95, "logprobs": 3}):
         batch, how = rows_alone(text_tokens[:60]), columns(60, 49_152, **wish)
-        found, expected = (of.run(batch, how, scored()).choices for of in (other, real))
+        found, expected = (of.prepare(batch, how, scored())().choices for of in (other, real))
         assert (found.tokens == expected.tokens).all()
         assert (found.top_logprobs == expected.top_logprobs).all()
 
@@ -93,7 +93,7 @@ def test_greedy_is_the_largest_logit_below_the_limit(real, text_tokens):
     batch = rows_alone(text_tokens[:30])
     logits = real.logits(real.forward(batch))
     for limit in (1, 7, 1000, 1024, 1025, 49_151, 49_152):
-        found = real.run(batch, columns(30, limit), scored()).choices
+        found = real.prepare(batch, columns(30, limit), scored())().choices
         assert found.tokens.tolist() == logits[:, :limit].argmax(axis=1).tolist()
 
 
@@ -208,7 +208,7 @@ def test_steps_that_would_leave_memory_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         executor.forward(bad)
     with pytest.raises(ValueError, match=words):
-        executor.run(bad, columns(1, 264), scored())
+        executor.prepare(bad, columns(1, 264), scored())()
     assert (executor.forward(good) == expected).all()
 
 
@@ -231,8 +231,8 @@ def test_questions_that_would_leave_memory_are_refused(how, asked, words):
     executor = executor_with_pool(NATIVE[0], RandomCheckpoint(tiny_config("llama")), page_size=PAGE, page_count=4)
     batch = Batch(np.array([1, 2]), np.array([0, 1]), np.array([0, 2]), np.array([[0]]))
     with pytest.raises(ValueError, match=words):
-        executor.run(batch, how, asked)
-    assert executor.run(batch, columns(1, 264), scored([0, 1], [5, 6], [0, 3])).finite.tolist() == [True]
+        executor.prepare(batch, how, asked)()
+    assert executor.prepare(batch, columns(1, 264), scored([0, 1], [5, 6], [0, 3]))().finite.tolist() == [True]
 
 
 def test_without_kernels_the_executor_says_why(monkeypatch):

@@ -111,7 +111,7 @@ class Bench:
         logits = self.executor.logits(hidden)
         assert logits.dtype == np.float32
         parts, last = np.split(logits, batch.row_offsets[1:-1]), logits[batch.row_offsets[1:] - 1]
-        outcome = self.executor.run(batch, columns(len(rows), 100), scored())
+        outcome = self.executor.prepare(batch, columns(len(rows), 100), scored())()
         assert outcome.finite.tolist() == [bool(np.isfinite(part).all()) for part in parts]
         best = np.where(np.isfinite(last).all(axis=1), last[:, :100].argmax(axis=1), NOT_FINITE)
         assert outcome.choices.tokens.tolist() == best.tolist()

@@ -265,7 +265,7 @@ def test_executors_choose_from_their_own_logits(executor, rows, limit):
     fitting = [wish | {"forbidden": [token for token in wish.get("forbidden", ()) if token < limit]} for wish in mixed]
     how = dataclasses.replace(columns_of(fitting, limit), row=np.array(sampling))
     logits = executor.logits(executor.forward(batch))
-    outcome, expected = executor.run(batch, how, scored()), choose(logits[sampling, :limit], how)
+    outcome, expected = executor.prepare(batch, how, scored())(), choose(logits[sampling, :limit], how)
     found = outcome.choices
     # A BLAS library computes some rows and all of them with other last bits.
     assert_alike(arrays_of(found), expected, tolerance=1e-5)
@@ -280,7 +280,7 @@ def test_executors_score_given_tokens(executor, count):
     """Positions of several rows, more than a slab, some twice, each beside as many others as it wants; one poisoned."""
     batch, places = batch_of(40), np.arange(count) * 7 % 40
     tokens, tops = np.arange(count) * 17 % 200 + 10, np.arange(count) % 5
-    outcome = executor.run(batch, columns(0, 200), scored(places, tokens, tops))
+    outcome = executor.prepare(batch, columns(0, 200), scored(places, tokens, tops))()
     with np.errstate(invalid="ignore"):
         logits = executor.logits(executor.forward(batch))[:, :200]
     asked = zip(logits[places], tokens.tolist(), tops.tolist(), strict=True)
@@ -294,7 +294,7 @@ def test_executors_score_given_tokens(executor, count):
 def test_poison_is_found_in_rows_that_do_not_sample(executor):
     batch = make_batch([([1, 2], 0, [70]), ([3, 4], 4, [71, 72]), ([5], 0, [73])])
     how = dataclasses.replace(columns(2, 264), row=np.array([2, 0]))
-    outcome = executor.run(batch, how, scored())
+    outcome = executor.prepare(batch, how, scored())()
     assert outcome.finite.tolist() == [True, False, True]
     best = executor.logits(executor.forward(batch))[[4, 1]].argmax(axis=1)
     assert outcome.choices.tokens.tolist() == best.tolist()
@@ -305,7 +305,7 @@ def test_choices_do_not_depend_on_threads(checkpoint):
     how = columns_of([{"seed": row} | MIXED[row % 6] for row in range(70)], 259)
     several = [
         executor_with_pool(NATIVE[0], checkpoint, page_size=4, page_count=80, threads=threads)
-        .run(batch_of(70), how, scored()).choices
+          .prepare(batch_of(70), how, scored())().choices
         for threads in (1, 2, 5)
     ]  # fmt: skip
     for other in several[1:]:

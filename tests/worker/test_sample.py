@@ -26,14 +26,10 @@ def random_logits(seed=0, size=VOCAB):
     return np.random.default_rng(seed).normal(0, 2, size).astype(np.float32)
 
 
-class Pages:
-    page_size, page_count = 1, 1000
-
-
 def columns(of, token_limit):
     """As a worker makes them for a row that ends with the last known token."""
     row = PlanRow(0, 0, 0, 0, of.expected, True, tuple(range(of.expected)))
-    return make_inputs([(row, of)], Pages, token_limit).columns
+    return make_inputs([(row, of)], page_size=1, page_count=of.expected, token_limit=token_limit).columns
 
 
 def choose(logits, of):

@@ -4,7 +4,7 @@ Knows: flat arrays of one step. Refuses to know: sequences, plans, how anything 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -168,9 +168,12 @@ class Executor(Protocol):
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy beginnings of pages, in order."""
 
-    def run(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Outcome:
-        """A whole step: compute the batch, write its keys and values, choose tokens, score tokens. A row that fails says so
-        and disturbs no other.
+    def prepare(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Callable[[], Outcome]:
+        """A whole step, to be called once: compute the batch, write its keys and values, choose tokens, score tokens. A row
+        that fails says so and disturbs no other.
+
+        Preparing may be done while another step runs. Arrays are contiguous, integers have 64 bits. Until the step is called
+        tokens may be written into them, in the batch and among the known ones.
 
         ``ops.sample`` has the formulas. Executors agree in them but for the last bits of weights: where a random number or a
         cut-off (``top_p``, ``min_p``) falls between two neighbouring float64 numbers they may choose differently.

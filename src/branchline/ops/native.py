@@ -8,8 +8,8 @@ Knows: how a graph becomes a native program. Refuses to know: kernels (``native/
 """
 
 import importlib
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -112,9 +112,8 @@ class NativeExecutor:
         for copy in copies:
             self._pool.copy(copy.source, copy.target, copy.token_count)
 
-    def run(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Outcome:
-        finite, choices, scores = self._program.run(batch, columns, scored)
-        return Outcome(finite, Choices(*choices), Choices(*scores))
+    def prepare(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Callable[[], Outcome]:
+        return partial(_run, self._program.prepare(batch, columns, scored))
 
     def forward(self, batch: Batch) -> FloatArray:
         """Compute a step, write its keys and values; returns what the head reads, ``[tokens, hidden]``: to look inside."""
@@ -125,6 +124,11 @@ class NativeExecutor:
         """``[n, vocab_size]`` of ``n`` such rows."""
         logits: FloatArray = self._program.logits(hidden)
         return logits
+
+
+def _run(step: Any) -> Outcome:
+    finite, choices, scores = step.run()
+    return Outcome(finite, Choices(*choices), Choices(*scores))
 
 
 class _Assembler:

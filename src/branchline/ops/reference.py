@@ -11,6 +11,7 @@ Knows: how each operator is computed. Refuses to know: sequences, how a token is
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias, assert_never
 
 import numpy as np
@@ -94,7 +95,10 @@ class ReferenceExecutor:
         for copy in copies:
             self._pool.copy(copy.source, copy.target, copy.token_count)
 
-    def run(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Outcome:
+    def prepare(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Callable[[], Outcome]:
+        return partial(self._compute, batch, columns, scored)
+
+    def _compute(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Outcome:
         hidden = self.forward(batch)
         finite = np.logical_and.reduceat(np.isfinite(hidden).all(axis=1), batch.row_offsets[:-1])
         last = hidden[batch.row_offsets[columns.row + 1] - 1]

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from branchline.base.errors import StepFailed
 from branchline.core.plan import PlanRow
 from branchline.memory.kv import IntArray
-from branchline.ops.batch import Batch, Executor, Ragged, SamplingColumns, Scored
+from branchline.ops.batch import Batch, Ragged, SamplingColumns, Scored
 from branchline.worker.slots import COUNTS, NONE, NUMBERS, Done, Sequence
 
 Tenant: TypeAlias = tuple[PlanRow, Sequence]
 """A row and the tenant of its slot."""
+NOTHING_SCORED = Scored(NONE, NONE, NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,13 @@ class Inputs:
     relays: tuple[Relay, ...]
 
 
-def make_inputs(tenants: SequenceOf[Tenant], executor: Executor, token_limit: int) -> Inputs:
+def make_inputs(tenants: SequenceOf[Tenant], *, page_size: int, page_count: int, token_limit: int) -> Inputs:
     """For at least one row.
 
     Raises:
         StepFailed: a page table is too short or names a page that does not exist.
     """
-    batch = _make_batch(tenants, _page_tables(tenants, executor.page_size, executor.page_count))
+    batch = _make_batch(tenants, _page_tables(tenants, page_size, page_count))
     sampled = [index for index, (row, _) in enumerate(tenants) if row.sample]
     sampling = [tenants[index] for index in sampled]
     columns = _make_columns(sampled, sampling, token_limit)
@@ -73,9 +74,9 @@ def make_inputs(tenants: SequenceOf[Tenant], executor: Executor, token_limit: in
 def _make_batch(tenants: SequenceOf[Tenant], page_tables: IntArray) -> Batch:
     starts, counts = np.array([(row.start, row.count) for row, _ in tenants], np.intp).T
     offsets = np.zeros(len(tenants) + 1, np.intp)
-    np.cumsum(counts, out=offsets[1:])
+    counts.cumsum(out=offsets[1:])
     tokens = np.concatenate([of.tokens(row.start, row.end) for row, of in tenants])
-    return Batch(tokens, np.arange(len(tokens)) + np.repeat(starts - offsets[:-1], counts), offsets, page_tables)
+    return Batch(tokens, np.arange(len(tokens)) + (starts - offsets[:-1]).repeat(counts), offsets, page_tables)
 
 
 def _page_tables(tenants: SequenceOf[Tenant], page_size: int, page_count: int) -> IntArray:
@@ -132,6 +133,8 @@ def scored_positions(row: PlanRow, sequence: Sequence) -> range:
 
 
 def _make_scored(tenants: SequenceOf[Tenant], offsets: IntArray) -> Scored:
+    if all(row.prompt_logprobs_from is None for row, _ in tenants):
+        return NOTHING_SCORED
     places, tokens, tops = [NONE], [NONE], [NONE]
     for (row, of), offset in zip(tenants, offsets.tolist(), strict=False):
         if told := scored_positions(row, of):

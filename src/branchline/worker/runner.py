@@ -13,7 +13,7 @@ Knows: the order of things within a step. Refuses to know: arithmetic, page owne
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from branchline.core.plan import PageCopy, PlanRow, StepPlan
 from branchline.core.ports import Ticket
 from branchline.core.result import RowResult, StepResult
 from branchline.ops.batch import NO_LOGPROB, NOT_FINITE, NOTHING_LEFT, Choice, Executor, Outcome
-from branchline.worker.inputs import Inputs, Tenant, make_inputs, scored_positions
+from branchline.worker.inputs import Inputs, Relay, Tenant, make_inputs, scored_positions
 from branchline.worker.slots import Done, Sequence, SlotTable, Source
 
 LOST = "The step that computed this request failed."
@@ -66,14 +66,15 @@ class LocalWorker:
         """What is wrong with a plan is the failure of its step: ``collect`` tells it."""
         try:
             tenants = self._tenants(plan)
-            inputs = make_inputs(tenants, self._executor, self._token_limit)
+            inputs = self._inputs(tenants)
+            step = self._executor.prepare(inputs.batch, inputs.columns, inputs.scored)
         except Exception as error:
             self._slots.fail(plan.rows, LOST)
             failed: Future[Done] = Future()
             failed.set_exception(error)
             return LocalTicket(plan.step, (), failed)
         try:
-            done = self._thread.submit(self._execute, plan.copies, inputs)
+            done = self._thread.submit(self._execute, plan.copies, inputs.relays, step)
         except RuntimeError as error:
             raise StepFailed("the worker is closed") from error
         for index, sequence in enumerate(sequence for row, sequence in tenants if row.sample):
@@ -105,12 +106,16 @@ class LocalWorker:
             raise StepFailed("two rows of one plan share a slot")
         return [(row, self._slots.find(row)) for row in plan.rows]
 
-    def _execute(self, copies: SequenceOf[PageCopy], inputs: Inputs) -> Done:
+    def _inputs(self, tenants: SequenceOf[Tenant]) -> Inputs:
+        page_size, page_count = self._executor.page_size, self._executor.page_count
+        return make_inputs(tenants, page_size=page_size, page_count=page_count, token_limit=self._token_limit)
+
+    def _execute(self, copies: SequenceOf[PageCopy], relays: SequenceOf[Relay], step: Callable[[], Outcome]) -> Done:
         started_ns = self._clock.now_ns()
         self._executor.copy_pages(copies)
-        for relay in inputs.relays:
+        for relay in relays:
             relay.fetch()
-        outcome = self._executor.run(inputs.batch, inputs.columns, inputs.scored)
+        outcome = step()
         return Done(outcome, self._clock.now_ns() - started_ns)
 
 
