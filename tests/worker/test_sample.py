@@ -19,7 +19,7 @@ VOCAB = 40
 def sequence(tokens=(1, 2, 3), prompt_count=None, seed=1, stop_ids=(), **sampling) -> Sequence:
     prompt_count = len(tokens) if prompt_count is None else prompt_count
     opening = SlotOpen(0, 0, 0, tuple(tokens), prompt_count, SamplingParams(**sampling), seed, tuple(stop_ids))
-    return Sequence(opening, vocab_size=VOCAB + 8, token_limit=VOCAB)
+    return Sequence(opening, vocab_size=VOCAB + 8, token_limit=VOCAB, page_count=1000)
 
 
 def random_logits(seed=0, size=VOCAB):
@@ -29,7 +29,7 @@ def random_logits(seed=0, size=VOCAB):
 def columns(of, token_limit):
     """As a worker makes them for a row that ends with the last known token."""
     row = PlanRow(0, 0, 0, 0, of.expected, True, tuple(range(of.expected)))
-    return make_inputs([(row, of)], page_size=1, page_count=of.expected, token_limit=token_limit).columns
+    return make_inputs([(row, of)], page_size=1, token_limit=token_limit).columns
 
 
 def choose(logits, of):

@@ -27,7 +27,7 @@ from branchline.core.plan import PageCopy, PlanRow, StepPlan
 from branchline.core.ports import Ticket
 from branchline.core.result import RowResult, StepResult
 from branchline.ops.batch import NO_LOGPROB, NOT_FINITE, NOTHING_LEFT, Choice, Executor, Outcome
-from branchline.worker.inputs import Inputs, Relay, Tenant, make_inputs, scored_positions
+from branchline.worker.inputs import Relay, Tenant, make_inputs, scored_positions
 from branchline.worker.slots import Done, Sequence, SlotTable, Source
 
 LOST = "The step that computed this request failed."
@@ -58,7 +58,9 @@ class LocalWorker:
         self._executor = executor
         self._token_limit = min(token_limit, executor.vocab_size)
         self._clock = clock
-        self._slots = SlotTable(vocab_size=executor.vocab_size, token_limit=self._token_limit)
+        self._slots = SlotTable(
+            vocab_size=executor.vocab_size, token_limit=self._token_limit, page_count=executor.page_count
+        )
         self._limits = threadpool_limits(threads, user_api="blas")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="branchline-worker")
 
@@ -66,7 +68,7 @@ class LocalWorker:
         """What is wrong with a plan is the failure of its step: ``collect`` tells it."""
         try:
             tenants = self._tenants(plan)
-            inputs = self._inputs(tenants)
+            inputs = make_inputs(tenants, page_size=self._executor.page_size, token_limit=self._token_limit)
             step = self._executor.prepare(inputs.batch, inputs.columns, inputs.scored)
         except Exception as error:
             self._slots.fail(plan.rows, LOST)
@@ -105,10 +107,6 @@ class LocalWorker:
         if len({row.slot for row in plan.rows}) < len(plan.rows):
             raise StepFailed("two rows of one plan share a slot")
         return [(row, self._slots.find(row)) for row in plan.rows]
-
-    def _inputs(self, tenants: SequenceOf[Tenant]) -> Inputs:
-        page_size, page_count = self._executor.page_size, self._executor.page_count
-        return make_inputs(tenants, page_size=page_size, page_count=page_count, token_limit=self._token_limit)
 
     def _execute(self, copies: SequenceOf[PageCopy], relays: SequenceOf[Relay], step: Callable[[], Outcome]) -> Done:
         started_ns = self._clock.now_ns()

@@ -47,7 +47,7 @@ class Source:
 class Sequence:
     """The tenant of a slot. Tokens only grow; the runner alone adds them."""
 
-    def __init__(self, opening: SlotOpen, *, vocab_size: int, token_limit: int) -> None:
+    def __init__(self, opening: SlotOpen, *, vocab_size: int, token_limit: int, page_count: int) -> None:
         """``vocab_size``: ids that have an embedding; ``token_limit``: ids that can be drawn."""
         self.seq = opening.seq
         self.epoch = opening.epoch
@@ -68,6 +68,7 @@ class Sequence:
         self._buffer: IntArray = np.array(opening.tokens, np.intp)
         self._known = len(self._buffer)
         self._sources: deque[Source] = deque()
+        self._page_count = page_count
         self._pages: tuple[PageId, ...] = ()
         self._page_array = NONE
         if self._known and not 0 <= self._buffer.min() <= self._buffer.max() < vocab_size:
@@ -93,8 +94,14 @@ class Sequence:
         return self._stop_ids if position - self.prompt_count < self.sampling.min_tokens else NONE
 
     def page_array(self, pages: tuple[PageId, ...]) -> IntArray:
-        """The same as an array, which is made only when the scheduler has made another tuple."""
+        """The same as an array, which is made only when the scheduler has made another tuple.
+
+        Raises:
+            StepFailed: there is no such page.
+        """
         if pages is not self._pages:
+            if pages and not 0 <= min(pages) <= max(pages) < self._page_count:
+                raise StepFailed(f"a page table names a page outside 0 to {self._page_count - 1}")
             self._pages, self._page_array = pages, np.array(pages, np.intp)
         return self._page_array
 
@@ -119,13 +126,16 @@ class Sequence:
 class SlotTable:
     """Slots by number. An opening replaces whatever was there."""
 
-    def __init__(self, *, vocab_size: int, token_limit: int) -> None:
+    def __init__(self, *, vocab_size: int, token_limit: int, page_count: int) -> None:
         self._vocab_size = vocab_size
         self._token_limit = token_limit
+        self._page_count = page_count
         self._sequences: dict[Slot, Sequence] = {}
 
     def open(self, opening: SlotOpen) -> None:
-        self._sequences[opening.slot] = Sequence(opening, vocab_size=self._vocab_size, token_limit=self._token_limit)
+        self._sequences[opening.slot] = Sequence(
+            opening, vocab_size=self._vocab_size, token_limit=self._token_limit, page_count=self._page_count
+        )
 
     def find(self, row: PlanRow) -> Sequence:
         """The sequence that a row belongs to.
