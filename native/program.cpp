@@ -543,10 +543,8 @@ void Program::logits(const float* hidden, std::size_t rows, float* out) {
 // Of all positions, not only those that are asked about: the pages of a prompt may be shared later.
 std::vector<std::uint8_t> Program::finite_rows(const Step& step) {
     std::vector<std::uint8_t> tokens(step.token_count), rows(step.row_count);
-    timed("Finite", [&] {
-        each_token(hidden_width(), [&](std::size_t token) {
-            tokens[token] = all_finite(hidden() + token * hidden_width(), hidden_width());
-        });
+    each_token(hidden_width(), [&](std::size_t token) {
+        tokens[token] = all_finite(hidden() + token * hidden_width(), hidden_width());
     });
     for (std::size_t row = 0; row < step.row_count; ++row) {
         const auto begin = tokens.begin() + step.row_offsets[row], end = tokens.begin() + step.row_offsets[row + 1];

@@ -213,6 +213,15 @@ def test_steps_that_would_leave_memory_are_refused(change, words):
 
 
 @needs_kernels
+@pytest.mark.parametrize("tokens", [np.array([1, 2], np.int32), np.array([1, 0, 2])[::2]], ids=str)
+def test_arrays_that_would_have_to_be_copied_are_refused(tokens):
+    """A token that is written later would not be seen."""
+    executor = executor_with_pool(NATIVE[0], RandomCheckpoint(tiny_config("llama")), page_size=PAGE, page_count=4)
+    with pytest.raises(TypeError, match="tokens is not of the right type"):
+        executor.prepare(Batch(tokens, np.array([0, 1]), np.array([0, 2]), np.array([[0]])), columns(1, 264), scored())
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     ("how", "asked", "words"),
     [

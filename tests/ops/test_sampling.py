@@ -291,6 +291,16 @@ def test_executors_score_given_tokens(executor, count):
     assert len(outcome.choices.tokens) == 0
 
 
+def test_tokens_may_be_written_after_a_step_was_prepared(executor):
+    """In the batch, and among the known ones, which are all that this row chooses from."""
+    how = columns(1, 264, known=[0, 0], prompt_count=2, repetition_penalty=1e30)
+    late = executor.prepare(batch := make_batch([([0, 0], 0, [3])]), how, scored())
+    batch.tokens[:] = how.known.values[:] = 8, 9
+    found = late().choices.tokens
+    logits = executor.logits(executor.forward(make_batch([([8, 9], 0, [3])])))[1:]
+    assert found.tolist() == choose(logits, how).tokens.tolist()
+
+
 def test_poison_is_found_in_rows_that_do_not_sample(executor):
     batch = make_batch([([1, 2], 0, [70]), ([3, 4], 4, [71, 72]), ([5], 0, [73])])
     how = dataclasses.replace(columns(2, 264), row=np.array([2, 0]))

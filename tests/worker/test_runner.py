@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -99,6 +100,27 @@ def test_next_plan_uses_the_token_of_the_last_before_anyone_saw_it(worker, scrip
     tokens = [[result.token for result in worker.collect(ticket).rows] for ticket in (first, second, third)]
     assert tokens == [[a], [b, c], [follow(c, 2), follow(b, 4)]]
     assert [batch.tokens.tolist() for batch in scripted.batches] == [[1, 2, 3], [a, 8, 9], [c, b]]
+
+
+def test_a_row_launched_ahead_of_a_failure_gets_the_same_error_and_its_neighbour_a_token(worker, scripted):
+    scripted.gate.clear()
+    opens = (open_slot(0, (POISON,)), open_slot(1, (3,)))
+    first = worker.launch(StepPlan(1, (row(0, 0, 1), row(1, 0, 1)), opens))
+    second = worker.launch(StepPlan(2, (row(0, 1, 1), row(1, 1, 1))))
+    scripted.gate.set()
+    failed, fine = worker.collect(first).rows
+    assert [of.error for of in worker.collect(second).rows] == [failed.error, None]
+    assert "not finite" in failed.error
+    assert scripted.batches[1].tokens.tolist() == [0, fine.token]
+
+
+def test_a_later_table_has_the_pages_of_its_own_plan(worker, scripted):
+    run(worker, 1, [row(0, 0, 4, pages=(7,))], [open_slot(0, (1, 2, 3, 4))])
+    run(worker, 2, [row(0, 4, 1, pages=(7, 9))])
+    run(worker, 3, [row(0, 5, 1, pages=(7, 9))])
+    run(worker, 4, [row(0, 6, 1, pages=(8, 9))])
+    tables = [batch.page_tables.tolist() for batch in scripted.batches]
+    assert tables == [[[7]], [[7, 9]], [[7, 9]], [[8, 9]]]
 
 
 def test_results_carry_identity_step_and_duration(worker):
@@ -287,6 +309,19 @@ def test_chunks_together_report_every_prompt_token_but_the_first(worker, scripte
         assert len(of.top) == 2
 
 
+def test_rows_beside_each_other_are_told_about_their_own_prompts(worker):
+    prompts = {0: (1, 2, 3), 1: (4, 5), 2: (6, 7, 8, 9)}
+    wanted = {0: 2, 1: None, 2: 0}
+    opens = [open_slot(slot, prompt, prompt_logprobs=wanted[slot]) for slot, prompt in prompts.items()]
+    rows = [
+        row(slot, 0, len(prompt), prompt_logprobs_from=None if wanted[slot] is None else 0)
+        for slot, prompt in prompts.items()
+    ]
+    told = [of.prompt_logprobs for of in run(worker, 1, rows, opens).rows]
+    assert [[of.token for of in row] for row in told] == [[2, 3], [], [7, 8, 9]]
+    assert [[len(of.top) for of in row] for row in told] == [[2, 2], [], [0, 0, 0]]
+
+
 def test_prompt_logprobs_begin_where_they_are_asked_for_and_end_with_the_prompt(worker):
     opening = open_slot(0, (1, 2, 3, 4, 5, 6), prompt_count=5, prompt_logprobs=0)
     result = run(worker, 1, [row(0, 0, 6, prompt_logprobs_from=3)], [opening])
@@ -339,6 +374,27 @@ def test_outputs_do_not_depend_on_neighbours(real):
     for slot, sampling in enumerate(SAMPLINGS):
         assert decode(real, {slot: sampling}, steps=16) == {slot: together[slot]}
     assert len({tuple(tokens) for tokens in together.values()}) == len(SAMPLINGS)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_outputs_do_not_depend_on_how_many_steps_are_launched_ahead(real, ahead):
+    """Penalties look back at tokens that are not known when the step is launched."""
+    slots = dict(enumerate(SAMPLINGS))
+    expected = decode(real, slots, steps=10)
+    prompts = {slot: [(slot * 31 + i * 7) % 259 for i in range(3 + slot)] for slot in slots}
+    opens = tuple(open_slot(slot, prompts[slot], **sampling) for slot, sampling in slots.items())
+    plans = [StepPlan(1, tuple(row(slot, 0, len(prompt)) for slot, prompt in prompts.items()), opens)]
+    plans += [
+        StepPlan(1 + step, tuple(row(slot, len(prompt) + step - 1, 1) for slot, prompt in prompts.items()))
+        for step in range(1, 10)
+    ]
+    tickets, found = deque(), []
+    for plan in plans:
+        tickets.append(real.launch(plan))
+        if len(tickets) > ahead:
+            found.append(real.collect(tickets.popleft()).rows)
+    found += [real.collect(ticket).rows for ticket in tickets]
+    assert {slot: [rows[slot].token for rows in found] for slot in slots} == expected
 
 
 def test_same_seed_same_tokens_and_another_seed_others(real):

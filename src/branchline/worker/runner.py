@@ -47,7 +47,7 @@ class LocalTicket:
 
 
 class LocalWorker:
-    """Implements ``core.ports.Worker`` in this process.
+    """Implements ``core.ports.Worker`` in this process. One thread launches and collects.
 
     Args:
         token_limit: usable token ids, ``0 <= token < token_limit``: those that the tokenizer knows.
