@@ -95,8 +95,8 @@ def _make_columns(rows: SequenceOf[int], tenants: SequenceOf[Tenant], token_limi
     return SamplingColumns(
         token_limit=token_limit,
         row=np.array(rows, np.int64),
-        **_columns(NUMBERS, [of.numbers for of in sequences], np.float64),
-        **_columns(COUNTS, [of.counts for of in sequences], np.int64),
+        **_named(NUMBERS, [of.numbers for of in sequences], np.float64),
+        **_named(COUNTS, [of.counts for of in sequences], np.int64),
         seed=np.array([of.seed for of in sequences], np.uint64),
         position=np.array([row.end for row, _ in tenants], np.int64),
         known=Ragged.of([of.tokens(0, row.end) if of.is_penalised else NONE for row, of in tenants], np.int64),
@@ -107,7 +107,7 @@ def _make_columns(rows: SequenceOf[int], tenants: SequenceOf[Tenant], token_limi
     )
 
 
-def _columns(names: SequenceOf[str], rows: SequenceOf[SequenceOf[float]], dtype: npt.DTypeLike) -> dict[str, Any]:
+def _named(names: SequenceOf[str], rows: SequenceOf[SequenceOf[float]], dtype: npt.DTypeLike) -> dict[str, Any]:
     table = np.array(rows, dtype).reshape(-1, len(names))
     return dict(zip(names, table.T.copy(), strict=True))
 
