@@ -5,7 +5,7 @@
 // (kVectors), and what a product is (products.h).
 
 constexpr std::size_t kBlockVectors = kBlock / kKvLanes;
-constexpr std::size_t kFewQueries = 8;  // which wait for pages from memory
+constexpr std::size_t kFewQueries = 8;  // which wait for pages from memory: they fetch the next block while they pass one
 
 template <class T>
 constexpr bool kNeighbours = sizeof(T) < sizeof(float);
@@ -32,35 +32,35 @@ struct Block {
 
 // Whole vectors of positions are read where they are.
 template <class T>
-void find_in_place(const AttendTask& task, std::size_t start, Block<T>& block) {
-    const std::size_t dims = kv_dims(task.head_dim), numbers = kv_page(task.head_dim, task.page_size);
+void find_in_place(const AttendTask& task, const KvHead& kv, std::size_t start, Block<T>& block) {
+    const std::size_t dims = kv_dims(task.head_dim), numbers = kv.records * kv_page(task.head_dim, task.page_size);
     block.key_lanes = task.page_size;
     for (std::size_t i = 0; i < block.known; i += kKvLanes) {
         const std::size_t page = static_cast<std::size_t>(task.pages[(start + i) / task.page_size]);
         const std::size_t offset = (start + i) % task.page_size;
-        block.keys[i / kKvLanes] = along(reinterpret_cast<const T*>(task.kv.keys) + page * numbers, offset);
-        const T* values = reinterpret_cast<const T*>(task.kv.values) + page * numbers + offset * dims;
+        block.keys[i / kKvLanes] = along(reinterpret_cast<const T*>(kv.keys) + page * numbers, offset);
+        const T* values = reinterpret_cast<const T*>(kv.values) + page * numbers + offset * dims;
         for (std::size_t k = 0; k < kKvLanes; k += 2) block.values[(i + k) / 2] = values + k * dims;
-        if constexpr (sizeof(T) == 1) block.key_scales[i / kKvLanes] = task.kv.key_scales + page * task.page_size + offset;
+        if constexpr (sizeof(T) == 1) block.key_scales[i / kKvLanes] = kv.key_scales + page * kv.records * task.page_size + offset;
     }
 }
 
 // Of any other pages the block is put together.
 template <class T>
-void stage(const AttendTask& task, std::size_t start, Block<T>& block) {
-    const std::size_t dims = kv_dims(task.head_dim), numbers = kv_page(task.head_dim, task.page_size);
+void stage(const AttendTask& task, const KvHead& kv, std::size_t start, Block<T>& block) {
+    const std::size_t dims = kv_dims(task.head_dim), numbers = kv.records * kv_page(task.head_dim, task.page_size);
     block.key_lanes = kBlock;
     for (std::size_t i = 0; i < block.known; ++i) {
         const std::size_t page = static_cast<std::size_t>(task.pages[(start + i) / task.page_size]);
         const std::size_t offset = (start + i) % task.page_size;
-        const T* keys = reinterpret_cast<const T*>(task.kv.keys) + page * numbers;
-        const T* values = reinterpret_cast<const T*>(task.kv.values) + page * numbers;
+        const T* keys = reinterpret_cast<const T*>(kv.keys) + page * numbers;
+        const T* values = reinterpret_cast<const T*>(kv.values) + page * numbers;
         for (std::size_t d = 0; d < task.head_dim; ++d) {
             block.staged_keys[kv_place(kNeighbours<T>, d, i, kBlock)] = keys[kv_place(kNeighbours<T>, d, offset, task.page_size)];
             block.staged_values[kv_place(kNeighbours<T>, i, d, dims)] = values[kv_place(kNeighbours<T>, offset, d, dims)];
         }
         if (task.head_dim % 2 == 1) block.staged_keys[kv_place(kNeighbours<T>, task.head_dim, i, kBlock)] = {};
-        if constexpr (sizeof(T) == 1) block.staged_scales[i] = task.kv.key_scales[page * task.page_size + offset];
+        if constexpr (sizeof(T) == 1) block.staged_scales[i] = kv.key_scales[page * kv.records * task.page_size + offset];
     }
     for (std::size_t v = 0; v < kBlockVectors; ++v) {
         block.keys[v] = along(block.staged_keys, v * kKvLanes);
@@ -70,11 +70,11 @@ void stage(const AttendTask& task, std::size_t start, Block<T>& block) {
 }
 
 template <class T>
-void find_block(const AttendTask& task, std::size_t start, std::size_t end, Block<T>& block) {
+void find_block(const AttendTask& task, const KvHead& kv, std::size_t start, std::size_t end, Block<T>& block) {
     const std::size_t dims = kv_dims(task.head_dim);
     block.known = end - start < kBlock ? end - start : kBlock;
     block.value_lanes = dims;
-    task.page_size % kKvLanes == 0 ? find_in_place(task, start, block) : stage(task, start, block);
+    task.page_size % kKvLanes == 0 ? find_in_place(task, kv, start, block) : stage(task, kv, start, block);
     for (std::size_t v = (block.known + kKvLanes - 1) / kKvLanes; v < kBlockVectors; ++v) {  // never seen, but readable
         block.keys[v] = block.keys[v - 1];
         if constexpr (sizeof(T) == 1) block.key_scales[v] = block.key_scales[v - 1];
@@ -90,22 +90,8 @@ void find_block(const AttendTask& task, std::size_t start, std::size_t end, Bloc
     if constexpr (sizeof(T) == 1) {
         for (std::size_t i = 0; i < kBlock; ++i) {
             const std::size_t at = start + i;
-            const auto place = [&] { return static_cast<std::size_t>(task.pages[at / task.page_size]) * task.page_size; };
-            block.value_scales[i] = i < block.known ? task.kv.value_scales[place() + at % task.page_size] : 0.0f;
-        }
-    }
-}
-
-// Pages lie anywhere: a processor does not foresee the next one.
-template <class T>
-void prefetch_block(const AttendTask& task, std::size_t start, std::size_t end) {
-    const std::size_t page_bytes = kv_page(task.head_dim, task.page_size) * sizeof(T);
-    const std::size_t behind = start + kBlock < end ? start + kBlock : end;
-    for (std::size_t index = start / task.page_size; index * task.page_size < behind; ++index) {
-        const std::size_t place = static_cast<std::size_t>(task.pages[index]) * page_bytes;
-        for (std::size_t at = 0; at < page_bytes; at += kLine) {
-            __builtin_prefetch(task.kv.keys + place + at);
-            __builtin_prefetch(task.kv.values + place + at);
+            const auto page = [&] { return static_cast<std::size_t>(task.pages[at / task.page_size]) * kv.records; };
+            block.value_scales[i] = i < block.known ? kv.value_scales[page() * task.page_size + at % task.page_size] : 0.0f;
         }
     }
 }
@@ -153,13 +139,14 @@ inline void prepare(const AttendTask& task, const float* q, FactorOf<T>* factors
 
 // Scores of R queries with V vectors of keys, over the dimensions two by two.
 template <class T, int R, std::size_t V>
-inline void score(const FactorOf<T>* const (&queries)[R], const T* const* keys, std::size_t lanes, std::size_t dims,
-                  Pair (&acc)[R][V]) {
+inline void score(const FactorOf<T>* const (&queries)[R], const T* const* keys, const T* const* next, std::size_t lanes,
+                  std::size_t dims, Pair (&acc)[R][V]) {
     for (int r = 0; r < R; ++r) {
         for (std::size_t v = 0; v < V; ++v) acc[r][v] = both(0.0f);
     }
     for (std::size_t d = 0; d < dims; d += 2) {
         for (std::size_t v = 0; v < V; ++v) {
+            if (next) __builtin_prefetch(next[v] + d * lanes, 0, 2);
             add_products<T>(keys[v] + d * lanes, lanes, [&](int r) { return queries[r][d / 2]; }, v, acc);
         }
     }
@@ -167,14 +154,14 @@ inline void score(const FactorOf<T>* const (&queries)[R], const T* const* keys, 
 
 // Softmax weights of R queries for vectors [first, last) of a block; peak and total move on. shrink: by what earlier sums fall.
 template <class T, int R>
-inline void weigh(const AttendTask& task, const Block<T>& block, const Query* queries, const FactorOf<T>* const (&factors)[R],
+inline void weigh(const AttendTask& task, const Block<T>& block, const Block<T>* next, const Query* queries, const FactorOf<T>* const (&factors)[R],
                   const Sight (&seen)[R], std::size_t first, std::size_t last, FactorOf<T> (&weights)[R][kBlock / 2],
                   float (&shrink)[kKvLanes]) {
     constexpr std::size_t V = R == 1 ? 4 : kVectors;
     Pair scores[R][kBlockVectors];
     for (std::size_t v = first / V * V; v < last; v += V) {
         Pair acc[R][V];
-        score<T, R, V>(factors, block.keys + v, block.key_lanes, task.head_dim, acc);
+        score<T, R, V>(factors, block.keys + v, next ? next->keys + v : nullptr, block.key_lanes, task.head_dim, acc);
         for (int r = 0; r < R; ++r) {
             for (std::size_t i = 0; i < V; ++i) {
                 scores[r][v + i] = sizeof(T) == 1 ? mul(acc[r][i], load_sixteen(block.key_scales[v + i])) : acc[r][i];
@@ -215,7 +202,7 @@ inline void weigh(const AttendTask& task, const Block<T>& block, const Query* qu
 // sums[offset, 16 C) = sums * shrink + sum of weights[k] * values[k], keys two by two.
 template <class T, int R, std::size_t C>
 inline void mix(const Query* queries, const FactorOf<T> (&weights)[R][kBlock / 2], const float (&shrink)[kKvLanes],
-                const Block<T>& block, std::size_t offset, std::size_t first, std::size_t last) {
+                const Block<T>& block, const Block<T>* next, std::size_t offset, std::size_t first, std::size_t last) {
     Pair acc[R][C];
     for (int r = 0; r < R; ++r) {
         for (std::size_t c = 0; c < C; ++c) {
@@ -224,6 +211,7 @@ inline void mix(const Query* queries, const FactorOf<T> (&weights)[R][kBlock / 2
     }
     for (std::size_t k = first / 2; k < (last + 1) / 2; ++k) {
         for (std::size_t c = 0; c < C; ++c) {
+            if (next) __builtin_prefetch(along(next->values[k], offset + kKvLanes * c), 0, 2);
             add_products<T>(along(block.values[k], offset + kKvLanes * c), block.value_lanes,
                             [&](int r) { return weights[r][k]; }, c, acc);
         }
@@ -235,7 +223,8 @@ inline void mix(const Query* queries, const FactorOf<T> (&weights)[R][kBlock / 2
 
 // R queries through one block.
 template <class T, int R>
-void through(const AttendTask& task, const Block<T>& block, std::size_t start, const Query* queries, const FactorOf<T>* prepared) {
+void through(const AttendTask& task, const Block<T>& block, const Block<T>* next, std::size_t start, const Query* queries,
+             const FactorOf<T>* prepared) {
     constexpr std::size_t C = R == 1 ? 4 : kVectors;
     const std::size_t dims = kv_dims(task.head_dim);
     Sight seen[R];
@@ -251,22 +240,22 @@ void through(const AttendTask& task, const Block<T>& block, std::size_t start, c
     if (first >= last) return;
     FactorOf<T> weights[R][kBlock / 2];
     float shrink[kKvLanes];
-    weigh<T, R>(task, block, queries, factors, seen, first / kKvLanes, (last + kKvLanes - 1) / kKvLanes, weights, shrink);
+    weigh<T, R>(task, block, next, queries, factors, seen, first / kKvLanes, (last + kKvLanes - 1) / kKvLanes, weights, shrink);
     std::size_t offset = 0;
-    for (; offset + kKvLanes * C <= dims; offset += kKvLanes * C) mix<T, R, C>(queries, weights, shrink, block, offset, first, last);
-    for (; offset < dims; offset += kKvLanes) mix<T, R, 1>(queries, weights, shrink, block, offset, first, last);
+    for (; offset + kKvLanes * C <= dims; offset += kKvLanes * C) mix<T, R, C>(queries, weights, shrink, block, next, offset, first, last);
+    for (; offset < dims; offset += kKvLanes) mix<T, R, 1>(queries, weights, shrink, block, next, offset, first, last);
 }
 
 // As many at a time as there are, R at most.
 template <class T, int R>
-inline void all_through(const AttendTask& task, const Block<T>& block, std::size_t start, const FactorOf<T>* prepared,
-                        std::size_t from) {
+inline void all_through(const AttendTask& task, const Block<T>& block, const Block<T>* next, std::size_t start,
+                        const FactorOf<T>* prepared, std::size_t from) {
     for (; from + R <= task.count; from += R) {
-        through<T, R>(task, block, start, task.queries + from, prepared + from * kv_dims(task.head_dim) / 2);
+        through<T, R>(task, block, from == 0 ? next : nullptr, start, task.queries + from, prepared + from * kv_dims(task.head_dim) / 2);
     }
     constexpr int kFewer = R > 3 ? 3 : R - 1;
     if constexpr (kFewer > 0) {
-        if (from < task.count) all_through<T, kFewer>(task, block, start, prepared, from);
+        if (from < task.count) all_through<T, kFewer>(task, block, next, start, prepared, from);
     }
 }
 
@@ -299,15 +288,17 @@ void attend_of(const AttendTask& task) {
     const std::size_t end = static_cast<std::size_t>(newest) + 1;
     const std::size_t visible = task.window && oldest >= task.window ? static_cast<std::size_t>(oldest - task.window + 1) : 0;
     const std::size_t begin_at = visible / kBlock > task.block_begin ? visible / kBlock : task.block_begin;
-    const bool streams = task.count <= kFewQueries;
     if (task.first) begin(task);
-    if (streams) prefetch_block<T>(task, begin_at * kBlock, end);
-    Block<T> block;
-    for (std::size_t index = begin_at; index < task.block_end && index * kBlock < end; ++index) {
-        const std::size_t start = index * kBlock;
-        find_block(task, start, end, block);
-        if (streams && start + kBlock < end) prefetch_block<T>(task, start + kBlock, end);
-        all_through<T, kQueries>(task, block, start, prepared, 0);
+    const std::size_t blocks = (end + kBlock - 1) / kBlock, end_at = task.block_end < blocks ? task.block_end : blocks;
+    const bool fetches = task.count <= kFewQueries && task.page_size % kKvLanes == 0;
+    Block<T> block[2];
+    if (begin_at < end_at) find_block(task, task.kv, begin_at * kBlock, end, block[begin_at % 2]);
+    for (std::size_t index = begin_at; index < end_at; ++index) {
+        Block<T>& next = block[(index + 1) % 2];
+        const bool more = index + 1 < end_at, known = fetches && (more || task.then);
+        if (more) find_block(task, task.kv, (index + 1) * kBlock, end, next);
+        if (!more && known) find_block(task, *task.then, begin_at * kBlock, end, next);
+        all_through<T, kQueries>(task, block[index % 2], known ? &next : nullptr, index * kBlock, prepared, 0);
     }
     if (task.last) finish(task);
 }
@@ -324,7 +315,7 @@ std::uint64_t multiply_pages(std::size_t rounds) {
     float sums[kKvLanes];
     for (std::size_t round = 0; round < rounds; ++round) {
         Pair acc[kQueries][kVectors], total = both(0.0f);
-        score<BFloat, kQueries, kVectors>(queries, keys, kKeys, kDims, acc);
+        score<BFloat, kQueries, kVectors>(queries, keys, nullptr, kKeys, kDims, acc);
         for (const auto& of : acc) {
             for (const Pair& sum : of) total = add(total, sum);
         }

@@ -22,9 +22,9 @@ static inline float bfloat_to_float(std::uint16_t bits) { return bits_to_float(s
 static inline std::uint16_t float_to_bfloat(float x) {
     std::uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);  // stays a NaN
-    if ((bits & 0x7f800000u) == 0) return static_cast<std::uint16_t>(bits >> 16 & 0x8000u);
-    return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    const std::uint32_t size = bits & 0x7fffffffu, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const std::uint32_t or_zero = size < 0x00800000u ? bits >> 16 & 0x8000u : rounded;
+    return static_cast<std::uint16_t>(size > 0x7f800000u ? bits >> 16 | 0x40u : or_zero);  // NaN stays NaN
 }
 
 static inline float half_to_float(std::uint16_t bits) {

@@ -88,7 +88,8 @@ enum class KvKind : std::uint8_t { f32, bf16, i8 };
 [[gnu::always_inline]] constexpr std::size_t kv_bytes(KvKind kind) { return kind == KvKind::f32 ? 4 : kind == KvKind::bf16 ? 2 : 1; }
 [[gnu::always_inline]] constexpr std::size_t whole(std::size_t count, std::size_t of) { return (count + of - 1) / of * of; }
 
-// Keys and values of one head: [page][numbers of a page]. Of i8 each position has a scale.
+// Keys and values of one head. Of i8 each position has a scale. What a page holds of a layer is one piece of memory, keys and
+// values of a head next to each other: from one page of the head to the next are `records` times a page's numbers, or scales.
 //
 // Attention adds up products two at a time, and two by two the numbers lie: of keys two dimensions, for all positions of the
 // page side by side; of values two positions, for all dimensions side by side (dimensions in whole vectors, positions even).
@@ -98,6 +99,7 @@ struct KvHead {
     const std::uint8_t* values;
     const float* key_scales;
     const float* value_scales;
+    std::size_t records;
 };
 
 // Numbers that a head takes in a page, and a page as a whole.
@@ -129,6 +131,7 @@ struct AttendTask {
     std::size_t count, head_dim;
     KvKind kind;
     KvHead kv;
+    const KvHead* then;  // the head whose turn comes next with the same pages, or nullptr
     const std::int64_t* pages;
     std::size_t page_size;
     float scale;

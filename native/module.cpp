@@ -125,7 +125,7 @@ private:
         const Pages pages{bytes.data(), kind == KvKind::i8 ? scales.data() : nullptr, kind, shape.layers, shape.kv_heads,
                           shape.page_count, shape.page_size, shape.head_dim};
         const std::size_t count = shape.layers * 2 * shape.kv_heads * shape.page_count;
-        require(bytes.shape(0) == count * pages.page_numbers() * kv_bytes(kind), "these bytes are not these pages");
+        require(bytes.shape(0) == pages.numbers() * kv_bytes(kind), "these bytes are not these pages");
         require(kind != KvKind::i8 || scales.shape(0) == count * shape.page_size, "these scales are not these pages'");
         return pages;
     }

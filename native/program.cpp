@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include "half.h"
@@ -354,28 +355,33 @@ std::int8_t to_byte(float x, float scale) {
 }  // namespace
 
 void Pages::write(std::size_t layer, std::size_t kv_head, std::size_t place, const float* key, const float* value) const {
-    const std::size_t page = place / page_size * page_numbers(), offset = place % page_size, dims = kv_dims(head_dim);
-    std::uint8_t *keys = at(layer, 0, kv_head), *values = at(layer, 1, kv_head);
-    const auto put = [&](auto* key_to, auto* value_to, auto convert_key, auto convert_value) {
-        const auto key_place = [&](std::size_t d) { return page + kv_place(neighbours(kind), d, offset, page_size); };
+    const std::size_t page = place / page_size, offset = place % page_size, dims = kv_dims(head_dim);
+    std::uint8_t *keys = at(layer, page, 2 * kv_head), *values = at(layer, page, 2 * kv_head + 1);
+    const auto put = [&](const auto* key_from, const auto* value_from) {
+        using Number = std::remove_cvref_t<decltype(*key_from)>;
+        Number *key_to = reinterpret_cast<Number*>(keys), *value_to = reinterpret_cast<Number*>(values);
+        const bool side_by_side = neighbours(kind);
         for (std::size_t d = 0; d < head_dim; ++d) {
-            key_to[key_place(d)] = convert_key(key[d]);
-            value_to[page + kv_place(neighbours(kind), offset, d, dims)] = convert_value(value[d]);
+            key_to[kv_place(side_by_side, d, offset, page_size)] = key_from[d];
+            value_to[kv_place(side_by_side, offset, d, dims)] = value_from[d];
         }
-        if (head_dim % 2 == 1) key_to[key_place(head_dim)] = 0;  // the neighbour of the last one is multiplied with 0
+        // The neighbour of the last one is multiplied with 0.
+        if (head_dim % 2 == 1) key_to[kv_place(side_by_side, head_dim, offset, page_size)] = 0;
     };
-    if (kind == KvKind::f32) {
-        const auto same = [](float x) { return x; };
-        return put(reinterpret_cast<float*>(keys), reinterpret_cast<float*>(values), same, same);
-    }
+    if (kind == KvKind::f32) return put(key, value);
     if (kind == KvKind::bf16) {
-        return put(reinterpret_cast<std::uint16_t*>(keys), reinterpret_cast<std::uint16_t*>(values), float_to_bfloat, float_to_bfloat);
+        std::uint16_t rounded[2][kMostDims];
+        for (std::size_t d = 0; d < head_dim; ++d) rounded[0][d] = float_to_bfloat(key[d]);
+        for (std::size_t d = 0; d < head_dim; ++d) rounded[1][d] = float_to_bfloat(value[d]);
+        return put(rounded[0], rounded[1]);
     }
     const float key_scale = byte_scale(key, head_dim), value_scale = byte_scale(value, head_dim);
-    scales_at(layer, 0, kv_head)[place] = key_scale;
-    scales_at(layer, 1, kv_head)[place] = value_scale;
-    put(reinterpret_cast<std::int8_t*>(keys), reinterpret_cast<std::int8_t*>(values),
-        [&](float x) { return to_byte(x, key_scale); }, [&](float x) { return to_byte(x, value_scale); });
+    scales_at(layer, page, 2 * kv_head)[offset] = key_scale;
+    scales_at(layer, page, 2 * kv_head + 1)[offset] = value_scale;
+    std::int8_t rounded[2][kMostDims];
+    for (std::size_t d = 0; d < head_dim; ++d) rounded[0][d] = to_byte(key[d], key_scale);
+    for (std::size_t d = 0; d < head_dim; ++d) rounded[1][d] = to_byte(value[d], value_scale);
+    put(rounded[0], rounded[1]);
 }
 
 // Cut into pieces that fit the first cache with a block; the last tokens of a prompt see most and come first.
@@ -482,11 +488,17 @@ void Program::write_pages(Value& k, Value& v, const Heads& heads) {
 void Program::run_attention(Value& out, Value& q, const Heads& heads) {
     const std::size_t group = heads.heads / heads.kv_heads;
     const auto run = [&](const std::vector<Tile>& tiles) {
-        // With few tiles the heads of a group part company: both ways compute the same bits.
-        const bool together = tiles.size() * heads.kv_heads >= pool_.threads() * kTasksPerThread;
-        const std::size_t count = together ? group : 1, splits = heads.heads / count;
+        // A thread takes all heads of a tile, if there are few tiles those of a key head, or one. All ways compute the same bits.
+        const std::size_t wanted = pool_.threads() * kTasksPerThread;
+        const std::size_t step = tiles.size() * heads.kv_heads >= wanted ? group : 1;
+        const std::size_t count = tiles.size() >= wanted ? heads.heads : step, splits = heads.heads / count;
         pool_.run(tiles.size() * splits, [&](std::size_t index) {
-            attend_tile(tiles[index / splits], out, q, heads, index % splits * count, count);
+            const std::size_t first = index % splits * count;
+            for (std::size_t head = first; head < first + count; head += step) {
+                const std::size_t next = (head + step) / group;
+                const KvHead then = pages_.head(heads.layer, std::min(next, heads.kv_heads - 1));
+                attend_tile(tiles[index / splits], out, q, heads, head, step, head + step < first + count ? &then : nullptr);
+            }
         });
     };
     if (heads.window) return run(unshared_);
@@ -494,7 +506,8 @@ void Program::run_attention(Value& out, Value& q, const Heads& heads) {
 }
 
 // Heads [head, head + count), all of one key head.
-void Program::attend_tile(const Tile& tile, Value& out, Value& q, const Heads& heads, std::size_t head, std::size_t count) {
+void Program::attend_tile(const Tile& tile, Value& out, Value& q, const Heads& heads, std::size_t head, std::size_t count,
+                          const KvHead* then) {
     const std::size_t kv_head = head / (heads.heads / heads.kv_heads), size = query_state(heads.head_dim);
     Query queries[kQueryTile * kHeadTile];
     for (std::size_t done = 0; done < count; done += kHeadTile) {
@@ -507,7 +520,7 @@ void Program::attend_tile(const Tile& tile, Value& out, Value& q, const Heads& h
                                          out.row(token) + at * heads.head_dim, step_->positions[token]};
             }
         }
-        kernels_->attend({queries, tile.count * some, heads.head_dim, pages_.kind, pages_.head(heads.layer, kv_head),
+        kernels_->attend({queries, tile.count * some, heads.head_dim, pages_.kind, pages_.head(heads.layer, kv_head), then,
                           step_->page_tables + tile.row * step_->table_width, pages_.page_size, heads.scale, heads.window,
                           tile.block_begin, tile.block_end, tile.first, tile.last});
     }

@@ -18,29 +18,33 @@
 
 namespace branchline {
 
-// Where keys and values live: [layer][keys, values][kv_head][page], a page as `KvHead` says. `scales`, only of i8:
-// [layer][keys, values][kv_head][page][position].
+// Where keys and values live: [layer][page][kv_head][keys, values], as `KvHead` says. `scales`, only of i8:
+// [layer][page][kv_head][keys, values][position].
 struct Pages {
     std::uint8_t* data;
     float* scales;
     KvKind kind;
     std::size_t layers, kv_heads, page_count, page_size, head_dim;
 
-    std::size_t page_numbers() const { return kv_page(head_dim, page_size); }
-    std::size_t index(std::size_t layer, std::size_t values, std::size_t kv_head) const {
-        return ((layer * 2 + values) * kv_heads + kv_head) * page_count;
+    std::size_t records() const { return 2 * kv_heads; }
+    std::size_t numbers() const { return layers * page_count * records() * kv_page(head_dim, page_size); }
+    std::uint8_t* at(std::size_t layer, std::size_t page, std::size_t record) const {
+        return data + index(layer, page, record) * kv_page(head_dim, page_size) * kv_bytes(kind);
     }
-    std::uint8_t* at(std::size_t layer, std::size_t values, std::size_t kv_head) const {
-        return data + index(layer, values, kv_head) * page_numbers() * kv_bytes(kind);
-    }
-    float* scales_at(std::size_t layer, std::size_t values, std::size_t kv_head) const {
-        return scales ? scales + index(layer, values, kv_head) * page_size : nullptr;
+    float* scales_at(std::size_t layer, std::size_t page, std::size_t record) const {
+        return scales ? scales + index(layer, page, record) * page_size : nullptr;
     }
     KvHead head(std::size_t layer, std::size_t kv_head) const {
-        return {at(layer, 0, kv_head), at(layer, 1, kv_head), scales_at(layer, 0, kv_head), scales_at(layer, 1, kv_head)};
+        const std::size_t keys = 2 * kv_head, values = keys + 1;
+        return {at(layer, 0, keys), at(layer, 0, values), scales_at(layer, 0, keys), scales_at(layer, 0, values), records()};
     }
     // Store key and value of one position (`place`: page * page_size + offset), rounded to the nearest number there is.
     void write(std::size_t layer, std::size_t kv_head, std::size_t place, const float* key, const float* value) const;
+
+private:
+    std::size_t index(std::size_t layer, std::size_t page, std::size_t record) const {
+        return (layer * page_count + page) * records() + record;
+    }
 };
 
 // One step: flat arrays as in `ops.batch.Batch`.
@@ -174,7 +178,8 @@ private:
     void share_blocks(const Step& step, std::size_t begin, std::size_t end, std::size_t block, std::size_t depth);
     void write_pages(Value& k, Value& v, const Heads& heads);
     void run_attention(Value& out, Value& q, const Heads& heads);
-    void attend_tile(const Tile& tile, Value& out, Value& q, const Heads& heads, std::size_t head, std::size_t count);
+    void attend_tile(const Tile& tile, Value& out, Value& q, const Heads& heads, std::size_t head, std::size_t count,
+                     const KvHead* then);
     Rows head_rows(const float* hidden, std::span<const std::size_t> places);
     const float* hidden() const { return values_[head_value_]->x.data(); }
 

@@ -272,9 +272,9 @@ void check_attend(Random& random, KvKind kind, std::size_t page_size, std::size_
                                    position + static_cast<std::int64_t>(token)});
             }
         }
-        const KvHead kv{stored[0].data(), stored[1].data(), scales.data(), scales.data()};
+        const KvHead kv{stored[0].data(), stored[1].data(), scales.data(), scales.data(), 1};
         // In two pieces, as rows do that share their first block.
-        AttendTask task{queries.data(), queries.size(), head_dim, kind, kv, table.data(), page_size, 0.3f, window, 0, 1, true, false};
+        AttendTask task{queries.data(), queries.size(), head_dim, kind, kv, &kv, table.data(), page_size, 0.3f, window, 0, 1, true, false};
         kernels->attend(task);
         task.block_begin = 1, task.block_end = pages * page_size, task.first = false, task.last = true;
         kernels->attend(task);

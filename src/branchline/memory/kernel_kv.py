@@ -1,9 +1,9 @@
 """Where native kernels keep keys and values: a pool of pages in the layout and number format that they read.
 
-    data[layer, 0 = keys | 1 = values, kv_head, page, numbers of a page]
-    scales[layer, 0 | 1, kv_head, page, position]: of int8, whose numbers are codes
+    data[layer, page, kv_head, 0 = keys | 1 = values, numbers of a page]
+    scales[layer, page, kv_head, 0 | 1, position]: of int8, whose numbers are codes
 
-A head is padded to whole vectors of sixteen numbers, a page to an even number of positions. Kernels read and write; what is
+What a page holds of a layer is one piece of memory, which processors read faster than many small ones. A head is padded to whole vectors of sixteen numbers, a page to an even number of positions. Kernels read and write; what is
 done here is bookkeeping of bytes.
 
 Knows: bytes. Refuses to know: who owns a page (``cache`` and ``sched`` do), how a number is rounded and where in its page it
@@ -45,7 +45,7 @@ class KernelKvPool:
 
     def __init__(self, *, layers: int, kv_heads: int, head_dim: int, page_size: int, page_count: int, kv_dtype: str) -> None:
         require(min(layers, kv_heads, head_dim, page_size, page_count) >= 1, "a KV pool needs a positive shape")
-        heads = (layers, 2, kv_heads, page_count)
+        heads = (layers, page_count, kv_heads, 2)
         try:
             self._data = _aligned_zeros((*heads, _whole(head_dim, LANES) * _whole(page_size, 2)), NUMBERS[kv_dtype])
             self._scales: FloatArray = np.zeros((*heads, page_size) if kv_dtype == "int8" else (0,), np.float32)
@@ -77,9 +77,9 @@ class KernelKvPool:
     def copy(self, source: PageId, target: PageId, token_count: int) -> None:
         """Copy the first ``token_count`` positions of a page, in all layers; what lies behind them may change as well."""
         require_copy(source, target, token_count, page_count=self.page_count, page_size=self.page_size)
-        self._data[:, :, :, target] = self._data[:, :, :, source]
+        self._data[:, target] = self._data[:, source]
         if self._scales.size:
-            self._scales[:, :, :, target] = self._scales[:, :, :, source]
+            self._scales[:, target] = self._scales[:, source]
 
 
 def _whole(count: int, of: int) -> int:
