@@ -4,34 +4,49 @@
 
 // ---------------------------------------------------------------- functions
 
+// Of eight lanes or of sixteen.
+template <class V>
+inline V all(float x) {
+    if constexpr (std::is_same_v<V, Pair>) return both(x);
+    if constexpr (std::is_same_v<V, F8>) return set1(x);
+}
+
 // exp, relative error below 3e-7 for x <= 88, larger x as 88; exactly 0 below -87; NaN stays NaN.
-inline F8 exponential(F8 x) {
-    const F8 low = set1(-87.0f);
-    const F8 bounded = max(low, min(set1(88.0f), x));
-    const F8 magic = set1(12582912.0f);
-    const F8 n = sub(add(mul(bounded, set1(1.44269504f)), magic), magic);
-    F8 r = fma(n, set1(-0.693359375f), bounded);
-    r = fma(n, set1(2.12194440e-4f), r);
-    F8 y = set1(1.9875691500e-4f);
-    y = fma(y, r, set1(1.3981999507e-3f));
-    y = fma(y, r, set1(8.3334519073e-3f));
-    y = fma(y, r, set1(4.1665795894e-2f));
-    y = fma(y, r, set1(1.6666665459e-1f));
-    y = fma(y, r, set1(5.0000001201e-1f));
-    y = add(fma(mul(r, r), y, r), set1(1.0f));
+template <class V>
+inline V exponential(V x) {
+    const V low = all<V>(-87.0f);
+    const V bounded = max(low, min(all<V>(88.0f), x));
+    const V magic = all<V>(12582912.0f);
+    const V n = sub(add(mul(bounded, all<V>(1.44269504f)), magic), magic);
+    V r = fma(n, all<V>(-0.693359375f), bounded);
+    r = fma(n, all<V>(2.12194440e-4f), r);
+    V y = all<V>(1.9875691500e-4f);
+    y = fma(y, r, all<V>(1.3981999507e-3f));
+    y = fma(y, r, all<V>(8.3334519073e-3f));
+    y = fma(y, r, all<V>(4.1665795894e-2f));
+    y = fma(y, r, all<V>(1.6666665459e-1f));
+    y = fma(y, r, all<V>(5.0000001201e-1f));
+    y = add(fma(mul(r, r), y, r), all<V>(1.0f));
     return zero_where_less(scale_by_power(y, n), x, low);
 }
 
-inline F8 silu(F8 x) { return div(x, add(set1(1.0f), exponential(sub(set1(0.0f), x)))); }
-
-// 0.5 x (1 + tanh(u)) = x - x / (exp(2 u) + 1), u = sqrt(2 / pi) (x + 0.044715 x^3)
-inline F8 gelu_tanh(F8 x) {
-    const F8 cube = mul(mul(x, x), x);
-    const F8 twice = mul(set1(1.5957691216f), fma(set1(0.044715f), cube, x));
-    return sub(x, div(x, add(set1(1.0f), exponential(twice))));
+template <class V>
+inline V silu(V x) {
+    return div(x, add(all<V>(1.0f), exponential(sub(all<V>(0.0f), x))));
 }
 
-inline F8 gated(Gate kind, F8 gate, F8 up) { return mul(kind == Gate::silu ? silu(gate) : gelu_tanh(gate), up); }
+// 0.5 x (1 + tanh(u)) = x - x / (exp(2 u) + 1), u = sqrt(2 / pi) (x + 0.044715 x^3)
+template <class V>
+inline V gelu_tanh(V x) {
+    const V cube = mul(mul(x, x), x);
+    const V twice = mul(all<V>(1.5957691216f), fma(all<V>(0.044715f), cube, x));
+    return sub(x, div(x, add(all<V>(1.0f), exponential(twice))));
+}
+
+template <class V>
+inline V gated(Gate kind, V gate, V up) {
+    return mul(kind == Gate::silu ? silu(gate) : gelu_tanh(gate), up);
+}
 
 // Calls visit(offset, load, store) for whole lanes and once for the rest.
 template <class Visit>
@@ -138,7 +153,14 @@ inline Strip mul(const Strip& a, Pair b) {
     each_pair([&](std::size_t i) { out.v[i] = mul(a.v[i], b); });
     return out;
 }
-inline F8 panel_of(const Strip& a, std::size_t index) { return index % 2 == 0 ? first(a.v[index / 2]) : second(a.v[index / 2]); }
+inline F8 panel_of(const Strip& a, std::size_t index) {
+    return index % 2 == 0 ? first(a.v[index / 2]) : second(a.v[index / 2]);
+}
+// With a gate panels of both matrices take turns in a strip.
+inline Pair gate_of(Gate kind, const Strip& a, std::size_t pair) {
+    const std::size_t i = 4 * pair, j = i + 2 < kStrip ? i + 2 : i;  // of one panel twice, where a strip has no second
+    return gated(kind, join(panel_of(a, i), panel_of(a, j)), join(panel_of(a, i + 1), panel_of(a, j + 1)));
+}
 
 // Where the weights of a strip are, and how far behind them those of the next strip.
 struct Sources {
@@ -245,22 +267,39 @@ inline void each_side(const LinearTask& task, Visit visit) {
     }
 }
 
-inline void put(const LinearTask& task, std::size_t row, std::size_t panel, F8 y) {
-    const std::size_t channel = panel * kLanes, left = task.weight->out - channel, count = left < 8 ? left : 8;
-    float* out = task.out + row * task.out_stride + (panel - task.panel_begin) * kLanes;
-    if (task.bias) y = add(y, load_up_to(task.bias + channel, count));
-    if (task.add) y = add(load_up_to(out, count), y);
-    store_up_to(out, y, count);
+// Where a row's outputs for a strip begin.
+inline float* out_of(const LinearTask& task, const Side& side, std::size_t row) {
+    return task.out + row * task.out_stride + (side.panel - task.panel_begin) * kLanes;
+}
+
+inline Pair load_up_to(const float* p, std::size_t from, std::size_t count) {
+    const auto half = [&](std::size_t at) {
+        return from + at + 8 <= count ? load(p + from + at) : load_part(p + from + at, count > from + at ? count - from - at : 0);
+    };
+    return join(half(0), half(8));
+}
+inline void store_up_to(float* p, Pair a, std::size_t from, std::size_t count) {
+    const auto half = [&](F8 of, std::size_t at) {
+        if (from + at + 8 <= count) store(p + from + at, of);
+        else if (from + at < count) store_part(p + from + at, of, count - from - at);
+    };
+    half(first(a), 0);
+    half(second(a), 8);
 }
 
 // Not inlined: once per tile it costs nothing, and copied into every loop it would be most of this file's machine code.
 [[gnu::noinline]] void finish(const LinearTask& task, const Side& side, std::size_t row, const Strip* sums,
                               std::size_t count) {
+    const std::size_t channel = side.panel * kLanes, left = task.weight->out - channel;
+    const std::size_t outputs = left < side.count * kLanes ? left : side.count * kLanes;
     for (std::size_t r = 0; r < count; ++r) {
-        for (std::size_t i = 0; i < side.count; ++i) {
-            const bool plain = task.gate == Gate::none;
-            put(task, row + r, side.panel + i,
-                plain ? panel_of(sums[r], i) : gated(task.gate, panel_of(sums[r], 2 * i), panel_of(sums[r], 2 * i + 1)));
+        float* out = out_of(task, side, row + r);
+        for (std::size_t from = 0; from < outputs; from += 2 * kLanes) {
+            const std::size_t pair = from / (2 * kLanes);
+            Pair y = task.gate == Gate::none ? sums[r].v[pair] : gate_of(task.gate, sums[r], pair);
+            if (task.bias) y = add(y, load_up_to(task.bias + channel, from, outputs));
+            if (task.add) y = add(load_up_to(out, from, outputs), y);
+            store_up_to(out, y, from, outputs);
         }
     }
 }
@@ -269,6 +308,11 @@ template <class Core, int R>
 inline void tile(const LinearTask& task, const Side& side, std::size_t row) {
     Strip sums[R];
     for (Strip& sum : sums) each_pair([&](std::size_t i) { sum.v[i] = both(0.0f); });
+    for (std::size_t r = 0; r < R; ++r) {  // or `finish` would wait
+        for (std::size_t at = 0; at < side.count * kLanes; at += 2 * kLanes) {
+            __builtin_prefetch(out_of(task, side, row + r) + at, 1);
+        }
+    }
     Core::template run<R>(side.weights, task.in, row, row == task.row_begin, sums);
     finish(task, side, row, sums, R);
 }

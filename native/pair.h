@@ -17,6 +17,8 @@ inline Pair add(Pair a, Pair b) { return {add(a.first, b.first), add(a.second, b
 inline Pair sub(Pair a, Pair b) { return {sub(a.first, b.first), sub(a.second, b.second)}; }
 inline Pair mul(Pair a, Pair b) { return {mul(a.first, b.first), mul(a.second, b.second)}; }
 inline Pair fma(Pair a, Pair b, Pair c) { return {fma(a.first, b.first, c.first), fma(a.second, b.second, c.second)}; }
+inline Pair div(Pair a, Pair b) { return {div(a.first, b.first), div(a.second, b.second)}; }
+inline Pair min(Pair a, Pair b) { return {min(a.first, b.first), min(a.second, b.second)}; }
 inline Pair max(Pair a, Pair b) { return {max(a.first, b.first), max(a.second, b.second)}; }
 inline Pair between(Pair a, int first, int last, float other) {
     return {between(a.first, first, last, other), between(a.second, first - 8, last - 8, other)};

@@ -16,6 +16,8 @@ inline Pair load_sixteen(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store_sixteen(float* p, Pair a) { _mm512_storeu_ps(p, a.v); }
 inline Pair add(Pair a, Pair b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Pair sub(Pair a, Pair b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Pair div(Pair a, Pair b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Pair min(Pair a, Pair b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Pair max(Pair a, Pair b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Pair mul(Pair a, Pair b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Pair fma(Pair a, Pair b, Pair c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }

@@ -1,6 +1,7 @@
 // The kernels in plain C++: they run everywhere and define what every other instruction set must compute.
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "half.h"
 #include "kernels.h"

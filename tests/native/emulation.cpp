@@ -68,6 +68,8 @@ void round() {
     COMPARE(_mm512_add_ps(f, g), simde_mm512_add_ps(sf, sg));
     COMPARE(_mm512_sub_ps(f, g), simde_mm512_sub_ps(sf, sg));
     COMPARE(_mm512_max_ps(f, g), simde_mm512_max_ps(sf, sg));
+    COMPARE(_mm512_min_ps(f, g), simde_mm512_min_ps(sf, sg));
+    COMPARE(_mm512_div_ps(f, g), simde_mm512_div_ps(sf, sg));
     COMPARE(_mm512_add_epi32(a, b), simde_mm512_add_epi32(sa, sb));
     COMPARE(_mm512_mask_mov_ps(f, 0x5a3c, g), simde_mm512_mask_mov_ps(sf, 0x5a3c, sg));
     COMPARE(_mm512_maskz_mov_ps(0x5a3c, g), simde_mm512_maskz_mov_ps(0x5a3c, sg));

@@ -140,6 +140,14 @@ inline __m512 max_ps(__m512 a, __m512 b) {
     const FloatHalves x(a), y(b);
     return Halves(_mm256_max_ps(x.low, y.low), _mm256_max_ps(x.high, y.high)).floats();
 }
+inline __m512 min_ps(__m512 a, __m512 b) {
+    const FloatHalves x(a), y(b);
+    return Halves(_mm256_min_ps(x.low, y.low), _mm256_min_ps(x.high, y.high)).floats();
+}
+inline __m512 div_ps(__m512 a, __m512 b) {
+    const FloatHalves x(a), y(b);
+    return Halves(_mm256_div_ps(x.low, y.low), _mm256_div_ps(x.high, y.high)).floats();
+}
 inline __m512 load_ps(const float* p) { return reinterpret_cast<__m512>(load(p)); }
 inline void store_ps(float* p, __m512 a) { store(p, reinterpret_cast<__m512i>(a)); }
 inline __m512i add_epi32(__m512i a, __m512i b) {
@@ -312,6 +320,8 @@ inline TileUnit& tiles() {
 #define _mm512_add_ps emulation::add_ps
 #define _mm512_sub_ps emulation::sub_ps
 #define _mm512_max_ps emulation::max_ps
+#define _mm512_min_ps emulation::min_ps
+#define _mm512_div_ps emulation::div_ps
 #define _mm512_loadu_ps emulation::load_ps
 #define _mm512_storeu_ps emulation::store_ps
 #define _mm512_add_epi32 emulation::add_epi32
