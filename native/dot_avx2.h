@@ -5,7 +5,7 @@ inline void pin(__m256i& sum) { __asm__("" : "+x"(sum)); }
 
 // Unsigned 4-bit times signed bytes: sums of pairs stay below 3,810, of eight of them below 30,480, so 16 bits hold a group.
 template <int R>
-inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, I8 (*dot)[2]) {
+[[gnu::always_inline]] inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, I8 (*dot)[2]) {
     __m256i total[R][2];
     each_four_inputs(w[0], w[1], [&](__m256i code0, __m256i code1, int input) {
 #pragma GCC unroll 8
@@ -28,7 +28,7 @@ inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size
 
 // Signed times signed: |w| * (sign(w) a). Sums of pairs stay below 128 * 127 * 2 = 32,512.
 template <int R>
-inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end,
+[[gnu::always_inline]] inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end,
                    I8 (*dot)[2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i total[R][2];

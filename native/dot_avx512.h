@@ -15,7 +15,7 @@ inline void each_codes(__m512i (&codes)[kPairs], Make make) {
 }
 
 template <int R>
-inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, IntPair* dot) {
+[[gnu::always_inline]] inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, IntPair* dot) {
     const __m512i low = _mm512_set1_epi8(15);
     __m512i total[R][kPairs], early[kPairs], late[kPairs];
     for (int r = 0; r < R; ++r) each_codes(total[r], [&](std::size_t) { return _mm512_setzero_si512(); });
@@ -38,7 +38,7 @@ inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size
 }
 
 template <int R>
-inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end, IntPair* dot) {
+[[gnu::always_inline]] inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end, IntPair* dot) {
     const __m512i shift = _mm512_set1_epi8(-128);
     __m512i total[R][kPairs], codes[kPairs], excess[kPairs];
     for (int r = 0; r < R; ++r) each_codes(total[r], [&](std::size_t) { return _mm512_setzero_si512(); });

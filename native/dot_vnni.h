@@ -3,7 +3,7 @@
 
 // Unsigned 4-bit times signed bytes: what the instruction is made for.
 template <int R>
-inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, I8 (*dot)[2]) {
+[[gnu::always_inline]] inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, I8 (*dot)[2]) {
     __m256i total[R][2];
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm256_setzero_si256();
     each_four_inputs(w[0], w[1], [&](__m256i code0, __m256i code1, int input) {
@@ -23,7 +23,7 @@ inline void dot_q4(const std::uint8_t* const* w, const std::int8_t* a, std::size
 // Signed times signed, where the instruction wants one factor unsigned: sum (a + 128) w - 128 sum w. It is the activations
 // that are shifted, because then the correction belongs to the weights and all rows share it.
 template <int R>
-inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end,
+[[gnu::always_inline]] inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end,
                    I8 (*dot)[2]) {
     const __m256i shift = _mm256_set1_epi8(-128);  // as a signed byte; unsigned it is 128
     __m256i total[R][2], excess[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};

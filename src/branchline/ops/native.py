@@ -113,6 +113,7 @@ class NativeExecutor:
             self._pool.copy(copy.source, copy.target, copy.token_count)
 
     def prepare(self, batch: Batch, columns: SamplingColumns, scored: Scored) -> Callable[[], Outcome]:
+        self._pool.expect(int(batch.page_tables.max()))
         return partial(_run, self._program.prepare(batch, columns, scored))
 
     def forward(self, batch: Batch) -> FloatArray:
