@@ -129,11 +129,9 @@ inline Pair power_of_two(Pair x) {
 // A query, as factors of keys: scaled, so that scores are exponents of 2.
 template <class T>
 inline void prepare(const AttendTask& task, const float* q, FactorOf<T>* factors) {
-    float scaled[kMostDims + kKvLanes] = {};
     const Pair scale = both(task.scale * 1.44269504f);
-    std::memcpy(scaled, q, task.head_dim * sizeof(float));
     for (std::size_t d = 0; d < task.head_dim; d += kKvLanes) {
-        store_factors<T>(factors + d / 2, mul(load_sixteen(scaled + d), scale));
+        store_factors<T>(factors + d / 2, mul(load_up_to(q, d, task.head_dim), scale));
     }
 }
 
