@@ -78,6 +78,7 @@ void find_block(const AttendTask& task, const KvHead& kv, std::size_t start, std
     for (std::size_t v = (block.known + kKvLanes - 1) / kKvLanes; v < kBlockVectors; ++v) {  // never seen, but readable
         block.keys[v] = block.keys[v - 1];
         if constexpr (sizeof(T) == 1) block.key_scales[v] = block.key_scales[v - 1];
+        for (std::size_t i = v * kKvLanes / 2; i < (v + 1) * kKvLanes / 2; ++i) block.values[i] = block.values[i - 1];
     }
     if (block.known % 2 == 1) {  // what nobody wrote may be anything, and times zero it need not be zero
         const T*& last = block.values[block.known / 2];

@@ -233,9 +233,9 @@ struct Grouped {
                     each_pair([&](std::size_t i) { acc[r].v[i] = fma(m.v[i], total, acc[r].v[i]); });
                 }
             }
-            if (fetches) {
+            if (fetches) {  // into the second cache
                 for (const std::uint8_t* p : w.at) {
-                    for (std::size_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(p + w.ahead + at, 0, 2);  // into the second cache
+                    for (std::size_t at = 0; at < kBytes; at += kLine) __builtin_prefetch(p + w.ahead + at, 0, 2);
                 }
             }
             codes += kGroup;
