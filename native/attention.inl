@@ -114,17 +114,17 @@ inline Sight sight(const AttendTask& task, std::int64_t position, std::size_t bl
 inline float* total_of(const AttendTask& task, const Query& query) { return query.state + kv_dims(task.head_dim); }
 inline float* peak_of(const AttendTask& task, const Query& query) { return total_of(task, query) + kKvLanes; }
 
-// 2^x for x <= 0, relative error below 2e-7 (polynomial of Cephes' exp2f); exactly 0 below -126; NaN stays NaN.
+// 2^x for x <= 0, relative error below 4e-7; exactly 0 below -126.5; NaN stays NaN.
 inline Pair power_of_two(Pair x) {
-    const Pair low = both(-126.0f), magic = both(12582912.0f);
-    const Pair bounded = max(low, x), n = sub(add(bounded, magic), magic), r = sub(bounded, n);
-    Pair y = fma(both(1.535336188319500e-4f), r, both(1.339887440266574e-3f));
-    y = fma(y, r, both(9.618437357674640e-3f));
-    y = fma(y, r, both(5.550332471162809e-2f));
-    y = fma(y, r, both(2.402264791363012e-1f));
-    y = fma(y, r, both(6.931472028550421e-1f));
+    // This sum is a whole number in its lowest bits: that of x, with the bias of an exponent. The smallest stands for 0.
+    const Pair magic = both(12582912.0f + 127.0f), bounded = max(both(-127.0f), x), biased = add(bounded, magic);
+    const Pair r = sub(bounded, sub(biased, magic));
+    Pair y = fma(both(1.339086681e-3f), r, both(9.666373953e-3f));
+    y = fma(y, r, both(5.550356954e-2f));
+    y = fma(y, r, both(2.402234823e-1f));
+    y = fma(y, r, both(6.931471825e-1f));
     y = fma(y, r, both(1.0f));
-    return zero_where_less(scale_by_power(y, n), x, low);
+    return mul(y, exponent_of(biased));
 }
 
 // A query, as factors of keys: scaled, so that scores are exponents of 2.
@@ -187,12 +187,8 @@ inline void weigh(const AttendTask& task, const Block<T>& block, const Block<T>*
         for (std::size_t v = first; v < last; ++v) {
             FactorOf<T>* to = weights[r] + kKvLanes / 2 * v;
             const Pair weight = power_of_two(sub(scores[r][v], both(peaks[r])));
-            if constexpr (sizeof(T) == 1) {
-                store_factors<T>(to, mul(weight, load_sixteen(block.value_scales + kKvLanes * v)));
-                total = add(total, weight);
-            } else {
-                total = add(total, store_factors<T>(to, weight));
-            }
+            store_factors<T>(to, sizeof(T) == 1 ? mul(weight, load_sixteen(block.value_scales + kKvLanes * v)) : weight);
+            total = add(total, weight);
         }
         store_sixteen(total_at, total);
     }

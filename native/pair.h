@@ -27,6 +27,7 @@ inline Pair zero_where_less(Pair a, Pair x, Pair bound) {
     return {zero_where_less(a.first, x.first, bound.first), zero_where_less(a.second, x.second, bound.second)};
 }
 inline Pair scale_by_power(Pair a, Pair n) { return {scale_by_power(a.first, n.first), scale_by_power(a.second, n.second)}; }
+inline Pair exponent_of(Pair a) { return {exponent_of(a.first), exponent_of(a.second)}; }
 inline Pair to_float(const IntPair& a) { return {to_float(a[0]), to_float(a[1])}; }
 inline float sum(Pair a) { return sum(add(a.first, a.second)); }
 inline float peak(Pair a) { return peak(max(a.first, a.second)); }

@@ -33,6 +33,7 @@ inline Pair scale_by_power(Pair a, Pair n) {
     const __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvttps_epi32(n.v), _mm512_set1_epi32(127)), 23);
     return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(bits))};
 }
+inline Pair exponent_of(Pair a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.v), 23))}; }
 inline Pair to_float(const IntPair& a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline F8 first(Pair a) { return {_mm512_castps512_ps256(a.v)}; }
 inline F8 second(Pair a) { return {_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1))}; }

@@ -27,10 +27,9 @@ inline void add_products(const T* p, std::size_t lanes, FactorAt factor_of, std:
     for (int r = 0; r < R; ++r) acc[r][v] = fma(both(factor_of(r).even), twos.even, acc[r][v]);
 }
 
-// Sixteen numbers as eight factors; returns them as they are then.
+// Sixteen numbers as eight factors.
 template <class T>
-inline Pair store_factors(Factor* to, Pair x) {
+inline void store_factors(Factor* to, Pair x) {
     if constexpr (sizeof(T) < sizeof(float)) x = join(round_bfloat(first(x)), round_bfloat(second(x)));
     store_sixteen(&to->even, x);
-    return x;
 }

@@ -40,13 +40,9 @@ inline void add_products(const T* p, std::size_t lanes, FactorAt factor_of, std:
 }
 
 template <class T>
-inline Pair store_factors(FactorOf<T>* to, Pair x) {
-    if constexpr (sizeof(T) == sizeof(float)) {
-        store_sixteen(&to->even, x);
-        return x;
-    } else {
-        const __m256i words = (__m256i)_mm512_cvtneps_pbh(x.v);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words);
-        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16))};
+inline void store_factors(FactorOf<T>* to, Pair x) {
+    if constexpr (sizeof(T) == sizeof(float)) return store_sixteen(&to->even, x);
+    if constexpr (sizeof(T) < sizeof(float)) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x.v));
     }
 }

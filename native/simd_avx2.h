@@ -78,6 +78,7 @@ inline F8 scale_by_power(F8 a, F8 n) {
     const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(n.v), _mm256_set1_epi32(127)), 23);
     return {_mm256_mul_ps(a.v, _mm256_castsi256_ps(bits))};
 }
+inline F8 exponent_of(F8 a) { return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.v), 23))}; }
 
 inline std::uint32_t magnitude_bits(const float* x) {
     const __m256i mask = _mm256_set1_epi32(0x7fffffff);

@@ -105,6 +105,10 @@ inline F8 scale_by_power(F8 a, F8 n) {
     const int32x4_t high = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.high), bias), 23);
     return mul(a, {vreinterpretq_f32_s32(low), vreinterpretq_f32_s32(high)});
 }
+inline F8 exponent_of(F8 a) {
+    return {vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(a.low), 23)),
+            vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(a.high), 23))};
+}
 
 inline std::uint32_t magnitude_bits(const float* x) {
     const uint32x4_t mask = vdupq_n_u32(0x7fffffffu);

@@ -110,6 +110,15 @@ inline F8 scale_by_power(F8 a, F8 n) {
     });
 }
 
+// The lowest bits of each number, as the exponent of another one.
+inline F8 exponent_of(F8 a) {
+    return lanes([&](int i) {
+        std::uint32_t bits;
+        std::memcpy(&bits, &a.v[i], sizeof bits);
+        return bits_to_float(bits << 23);
+    });
+}
+
 // The largest magnitude of 32 numbers, as bits: NaN is above infinity, infinity above the rest.
 inline std::uint32_t magnitude_bits(const float* x) {
     std::uint32_t largest = 0;

@@ -304,6 +304,7 @@ inline TileUnit& tiles() {
 #define _mm512_castsi256_si512 emulation::widen
 #define _mm512_castps512_ps256 emulation::low_floats
 #define _mm512_castsi512_ps(a) reinterpret_cast<__m512>(a)
+#define _mm512_castps_si512(a) reinterpret_cast<__m512i>(a)
 #define _mm512_castps_pd(a) reinterpret_cast<__m512d>(a)
 #define _mm512_inserti64x4 emulation::insert
 #define _mm512_extractf64x4_pd emulation::extract

@@ -288,6 +288,7 @@ void check_all_attend(Random& random) {
             check_attend(random, kind, 12, head_dim, 5, 61, 0);
             check_attend(random, kind, 16, head_dim, 1, 200, 0);
             check_attend(random, kind, 16, head_dim, 4, 150, 33);
+            check_attend(random, kind, 32, head_dim, 9, 250, 0);
         }
     }
 }

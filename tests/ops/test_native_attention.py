@@ -26,6 +26,7 @@ class Rows:
         graph = build_graph(config, checkpoint.names)
         self.page_size = page_size
         pool = make_pool(name, **graph.kv_shape, page_size=page_size, page_count=1 + 6000 // page_size, kv_dtype=kv_dtype)
+        self.pool = pool
         self.executor = make_executor(name, graph, checkpoint, pool)
         self._free = iter(np.random.default_rng(1).permutation(np.arange(1, pool.page_count)).tolist())
         self._rng = np.random.default_rng(2)
@@ -79,6 +80,25 @@ def test_rows_that_share_pages_compute_what_each_computes_alone(name, page_size,
     shuffled = np.random.default_rng(3).permutation(len(batch))
     again = rows.executor.forward(make_batch([batch[i] for i in shuffled]))
     assert (again == np.concatenate([alone[i] for i in shuffled])).all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("page_size", [16, 5])
+def test_what_others_left_in_pages_is_never_seen(name, kv_dtype, page_size):
+    """Odd lengths: numbers lie two by two, and the neighbour of the last position is somebody else's."""
+    found = []
+    for left in (0, 0xFF):  # floats of such bits are NaN
+        rows = Rows(name, page_size, kv_dtype, context_length=1024)
+        rows.pool.data.fill(left)
+        rows.pool.scales.fill(np.nan if left else 0)
+        prompt = rows.branch([], 0, 77)
+        copied = rows.branch(prompt, 41, 9)
+        batch = [(rows.tokens(1), 77, [*prompt, next(rows._free)]), (rows.tokens(3), 50, [*copied, next(rows._free)])]
+        found.append(rows.executor.forward(make_batch([*batch, (rows.tokens(1), 0, [next(rows._free)])])))
+    assert np.isfinite(found[0]).all()
+    assert (found[0] == found[1]).all()
 
 
 @needs_kernels

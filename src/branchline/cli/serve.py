@@ -16,6 +16,7 @@ import uvloop
 
 from branchline.api.app import create_app
 from branchline.api.auth import check_exposure
+from branchline.api.readiness import HEARTBEAT_LIMIT_S
 from branchline.api.serve import FAREWELL_S, Stop, listen, serve_app
 from branchline.base.config import EngineConfig, Environment, ServerConfig
 from branchline.cli.options import add_engine_options, add_server_options, engine_settings, server_settings
@@ -85,10 +86,17 @@ async def _serve(engine: EngineConfig, server: ServerConfig, cache_dir: str) -> 
 
 
 async def _start(children: Sequence[Child], link: TextLink) -> ModelFacts:
-    """Returns when every process is ready to serve."""
+    """Returns when every process is ready to serve and the engine has been heard: ``/ready`` is true from the start."""
     facts, *_ = [await child.wait_ready(START_TIMEOUT_S) for child in children]
     await link.open(facts)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(_heard(link.client), HEARTBEAT_LIMIT_S)
     return facts
+
+
+async def _heard(client: TextClient) -> None:
+    while client.latest is None:
+        await asyncio.sleep(0.002)
 
 
 async def _give_up(children: Sequence[Child], client: TextClient, serving: "asyncio.Task[None]", halt: Stop) -> int:

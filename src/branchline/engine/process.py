@@ -3,6 +3,7 @@
 Knows: sockets, signals, heartbeat. Refuses to know: how an engine is built (``engine.build``) and what it does.
 """
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -90,11 +91,11 @@ def _run_with_heartbeat(engine: Engine, context: Context, address: str, photogra
 def _beat(context: Context, address: str, photograph: Callable[[], Heartbeat], over: threading.Event) -> None:
     """A heartbeat never waits for room: a late one is worth nothing."""
     push = Push(context, address, Codec[FromEngine](FromEngine))
-    while not over.wait(1 / HEARTBEATS_PER_S):
-        try:
+    is_over = False
+    while not is_over:
+        with contextlib.suppress(Overloaded):
             push.send(photograph())
-        except Overloaded:
-            continue
+        is_over = over.wait(1 / HEARTBEATS_PER_S)
     push.close()
 
 
