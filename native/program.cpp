@@ -56,7 +56,11 @@ Program::Value& Program::define(std::size_t index, std::size_t width) {
     return value;
 }
 
-void Program::add_op(const char* kind, std::function<void()> run) { ops_.push_back({kind, std::move(run)}); }
+void Program::add_op(const char* kind, std::function<void()> run) { ops_.push_back({kind, std::move(run), 0, {}}); }
+
+void Program::add_token_op(const char* kind, std::size_t numbers, std::function<void(std::size_t)> run) {
+    ops_.push_back({kind, {}, numbers, std::move(run)});
+}
 
 // Small steps are done by the caller alone: for them a barrier is the greater cost.
 template <class Visit>
@@ -77,22 +81,18 @@ void Program::need_groups(std::size_t index, const Matrix& weight) {
     require(value.width == weight.panels().in, "a matrix has not as many inputs as its operand is wide");
     if (!weight.panels().format.grouped() || value.fresh) return;
     value.grouped = value.fresh = true;
-    add_op("Quantize", [this, &value] {
-        each_token(value.width, [&](std::size_t token) {
-            const std::size_t group = token * value.width / kGroup;
-            kernels_->quantize(value.row(token), value.width, &value.codes[token * value.width], &value.scales[group],
-                               &value.sums[group]);
-        });
+    add_token_op("Quantize", value.width, [this, &value](std::size_t token) {
+        const std::size_t group = token * value.width / kGroup;
+        kernels_->quantize(value.row(token), value.width, &value.codes[token * value.width], &value.scales[group],
+                           &value.sums[group]);
     });
 }
 
 void Program::embed(std::size_t out, std::shared_ptr<Matrix> table) {
     Value& value = define(out, table->panels().in);
     embedding_ = table;
-    add_op("Embed", [this, &value, table] {
-        each_token(value.width * 4, [&](std::size_t token) {
-            table->read(static_cast<std::size_t>(step_->tokens[token]), value.row(token));
-        });
+    add_token_op("Embed", value.width * 4, [this, &value, table](std::size_t token) {
+        table->read(static_cast<std::size_t>(step_->tokens[token]), value.row(token));
     });
 }
 
@@ -100,10 +100,8 @@ void Program::norm(std::size_t out, std::size_t x, std::vector<float> weight, st
     Value& from = *values_.at(x);
     Value& to = define(out, from.width);
     require(width > 0 && from.width % width == 0 && weight.size() == width, "a norm does not fit its operand");
-    add_op("Norm", [this, &from, &to, weight = std::move(weight), width, eps] {
-        each_token(to.width, [&](std::size_t token) {
-            kernels_->norm(from.row(token), weight.data(), from.width, width, eps, to.row(token));
-        });
+    add_token_op("Norm", to.width, [this, &from, &to, weight = std::move(weight), width, eps](std::size_t token) {
+        kernels_->norm(from.row(token), weight.data(), from.width, width, eps, to.row(token));
     });
 }
 
@@ -154,13 +152,13 @@ void Program::rotate(std::size_t out, std::size_t x, const Turns& turns) {
         if (other.frequencies == turns.frequencies && other.magnitude == turns.magnitude) table = known.get();
     }
     if (!table) table = ropes_.emplace_back(std::make_unique<RopeTable>(RopeTable{turns, {}, {}})).get();
-    add_op("Rope", [this, &from, &to, table, half, head_dim = turns.head_dim, interleaved = turns.interleaved] {
-        each_token(to.width, [&](std::size_t token) {
-            const std::size_t at = static_cast<std::size_t>(step_->positions[token]) * half;
-            kernels_->rotate(from.row(token), table->cos.data() + at, table->sin.data() + at, from.width, head_dim, half,
-                             interleaved, to.row(token));
-        });
-    });
+    const auto turn = [this, &from, &to, table, half, head_dim = turns.head_dim, interleaved = turns.interleaved](
+                          std::size_t token) {
+        const std::size_t at = static_cast<std::size_t>(step_->positions[token]) * half;
+        kernels_->rotate(from.row(token), table->cos.data() + at, table->sin.data() + at, from.width, head_dim, half,
+                         interleaved, to.row(token));
+    };
+    add_token_op("Rope", to.width, turn);
 }
 
 // Angles in double: positions may be large.
@@ -189,20 +187,21 @@ void Program::attend(std::size_t out, std::size_t q, std::size_t k, std::size_t 
     Value& to = define(out, queries.width);
     windowed_ = windowed_ || heads.window;
     state_numbers_ = std::max(state_numbers_, heads.heads * query_state(heads.head_dim));
-    add_op("PagedAttention", [this, &queries, &keys, &values, &to, heads] {
-        write_pages(keys, values, heads);
-        run_attention(to, queries, heads);
+    add_token_op("PagedAttention", 2 * keys.width, [this, &keys, &values, heads](std::size_t token) {
+        for (std::size_t head = 0; head < heads.kv_heads; ++head) {
+            const std::size_t from = head * heads.head_dim;
+            pages_.write(heads.layer, head, places_[token], keys.row(token) + from, values.row(token) + from);
+        }
     });
+    add_op("PagedAttention", [this, &queries, &to, heads] { run_attention(to, queries, heads); });
 }
 
 void Program::gate(std::size_t out, std::size_t gate, std::size_t up, Gate kind) {
     Value &a = *values_.at(gate), &b = *values_.at(up);
     require(a.width == b.width, "gate and up are not equally wide");
     Value& to = define(out, a.width);
-    add_op("GatedActivation", [this, &a, &b, &to, kind] {
-        each_token(to.width * 4, [&](std::size_t token) {
-            kernels_->gate(kind, a.row(token), b.row(token), to.width, to.row(token));
-        });
+    add_token_op("GatedActivation", to.width * 4, [this, &a, &b, &to, kind](std::size_t token) {
+        kernels_->gate(kind, a.row(token), b.row(token), to.width, to.row(token));
     });
 }
 
@@ -210,10 +209,8 @@ void Program::add(std::size_t out, std::size_t a, std::size_t b) {
     Value &left = *values_.at(a), &right = *values_.at(b);
     require(left.width == right.width, "summands are not equally wide");
     Value& to = define(out, left.width);
-    add_op("Add", [this, &left, &right, &to] {
-        each_token(to.width, [&](std::size_t token) {
-            kernels_->add(left.row(token), right.row(token), to.width, to.row(token));
-        });
+    add_token_op("Add", to.width, [this, &left, &right, &to](std::size_t token) {
+        kernels_->add(left.row(token), right.row(token), to.width, to.row(token));
     });
 }
 
@@ -226,6 +223,25 @@ void Program::head(std::size_t x, std::shared_ptr<Matrix> weight) {
 }
 
 // ---------------------------------------------------------------- running
+
+// Operators that take one token after the other are done in one pass: norm and quantize, rope and the writing of pages. Unless
+// somebody watches, who wants to know of each.
+void Program::run_ops() {
+    for (std::size_t first = 0, behind; first < ops_.size(); first = behind) {
+        behind = first + 1;
+        if (ops_[first].run) {
+            timed(ops_[first].kind, ops_[first].run);
+            continue;
+        }
+        std::size_t numbers = ops_[first].numbers;
+        for (; !watched_ && behind < ops_.size() && ops_[behind].run_token; ++behind) numbers += ops_[behind].numbers;
+        timed(ops_[first].kind, [&] {
+            each_token(numbers, [&](std::size_t token) {
+                for (std::size_t i = first; i < behind; ++i) ops_[i].run_token(token);
+            });
+        });
+    }
+}
 
 template <class Run>
 void Program::timed(const char* kind, const Run& run) {
@@ -264,7 +280,7 @@ void Program::compute(const Step& step) {
     for (const auto& rope : ropes_) rope->reserve(static_cast<std::size_t>(last) + 1);
     make_tiles(step);
     if (states_.size() < step.token_count * state_numbers_) states_.resize(step.token_count * state_numbers_);
-    for (const Op& op : ops_) timed(op.kind, op.run);
+    run_ops();
 }
 
 void Program::check(const Step& step) const {
@@ -474,15 +490,6 @@ void Program::make_tiles(const Step& step) {
     };
     most_first(unshared_);
     most_first(phases_.back());
-}
-
-void Program::write_pages(Value& k, Value& v, const Heads& heads) {
-    each_token(2 * k.width, [&](std::size_t token) {
-        for (std::size_t head = 0; head < heads.kv_heads; ++head) {
-            const std::size_t from = head * heads.head_dim;
-            pages_.write(heads.layer, head, places_[token], k.row(token) + from, v.row(token) + from);
-        }
-    });
 }
 
 void Program::run_attention(Value& out, Value& q, const Heads& heads) {

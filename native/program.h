@@ -151,10 +151,14 @@ private:
 
     struct Op {
         const char* kind;
-        std::function<void()> run;
+        std::function<void()> run;                   // for the whole step, or
+        std::size_t numbers;                         // so many for each token, by
+        std::function<void(std::size_t)> run_token;  // which no other token depends on
     };
 
     void add_op(const char* kind, std::function<void()> run);
+    void add_token_op(const char* kind, std::size_t numbers, std::function<void(std::size_t)> run);
+    void run_ops();
     template <class Run>
     void timed(const char* kind, const Run& run);
     void compute(const Step& step);
@@ -176,7 +180,6 @@ private:
     void add_tiles(std::vector<Tile>& tiles, Tile of) const;
     bool share_block(const Step& step, std::size_t one, std::size_t other, std::size_t block) const;
     void share_blocks(const Step& step, std::size_t begin, std::size_t end, std::size_t block, std::size_t depth);
-    void write_pages(Value& k, Value& v, const Heads& heads);
     void run_attention(Value& out, Value& q, const Heads& heads);
     void attend_tile(const Tile& tile, Value& out, Value& q, const Heads& heads, std::size_t head, std::size_t count,
                      const KvHead* then);
