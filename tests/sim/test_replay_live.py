@@ -80,8 +80,8 @@ def test_a_live_run_that_is_short_of_memory_does_too(tmp_path):
     """A tiny model, so that much can happen in little time: hundreds of steps, retractions, evictions."""
     model = write_folder(tmp_path / "tiny", RandomCheckpoint(tiny_config()))
     outcomes, metrics = serve(
-        tmp_path / "j", str(model), "--page-size", "2", "--pages", "200", "--max-running", "16", "--policy", "hrrn",
-        tokens=(40, 60), patience=[0.05, 0.5],
+        tmp_path / "j", str(model), "--page-size", "2", "--pages", "120", "--max-running", "16", "--policy", "hrrn",
+        tokens=(60, 90), patience=[0.05, 0.5],
     )  # fmt: skip
     assert outcomes.count("done") > 10
     stats = assert_identical(tmp_path / "j", metrics)
