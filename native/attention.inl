@@ -153,8 +153,8 @@ inline void score(const FactorOf<T>* const (&queries)[R], const T* const* keys, 
 
 // Softmax weights of R queries for vectors [first, last) of a block; peak and total move on. shrink: by what earlier sums fall.
 template <class T, int R>
-inline void weigh(const AttendTask& task, const Block<T>& block, const Block<T>* next, const Query* queries, const FactorOf<T>* const (&factors)[R],
-                  const Sight (&seen)[R], std::size_t first, std::size_t last, FactorOf<T> (&weights)[R][kBlock / 2],
+inline void weigh(const AttendTask& task, const Block<T>& block, const Block<T>* next, const Query* queries,
+                  const FactorOf<T>* const (&factors)[R], const Sight (&seen)[R], std::size_t first, std::size_t last, FactorOf<T> (&weights)[R][kBlock / 2],
                   float (&shrink)[kKvLanes]) {
     constexpr std::size_t V = R == 1 ? 4 : kVectors;
     Pair scores[R][kBlockVectors];

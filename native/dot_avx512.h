@@ -1,4 +1,4 @@
-// Dot products of bytes with 512-bit VNNI, both panels of a pair in one instruction, after pair_avx512.h and kPairs. Each function
+// Dot products of bytes with 512-bit VNNI, both panels of a pair in one instruction, after pair_avx512.h. Each function
 // gives the bits of its namesake in simd_portable.h; dot_vnni.h says why.
 
 inline __m512i repeat_four_wide(const std::int8_t* p) {
@@ -38,7 +38,8 @@ template <int R>
 }
 
 template <int R>
-[[gnu::always_inline]] inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin, int end, IntPair* dot) {
+[[gnu::always_inline]] inline void dot_q8(const std::uint8_t* const* w, const std::int8_t* a, std::size_t width, int begin,
+                                          int end, IntPair* dot) {
     const __m512i shift = _mm512_set1_epi8(-128);
     __m512i total[R][kPairs], codes[kPairs], excess[kPairs];
     for (int r = 0; r < R; ++r) each_codes(total[r], [&](std::size_t) { return _mm512_setzero_si512(); });

@@ -1,4 +1,4 @@
-// The kernels, written once over eight lanes, `linear` over strips of pairs of them. Included inside the anonymous namespace of each
+// The kernels, written once over eight lanes, `linear` over pairs of them. Included inside the anonymous namespace of each
 // instruction set, after its lanes, dot products and pairs; so no two translation units share a function, and none is ever
 // linked for a processor that cannot run it.
 

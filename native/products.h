@@ -2,17 +2,11 @@
 // Keys and values of bf16 and bytes meet queries and weights that were rounded to bf16, so that instructions for bf16 give
 // the same bits (products_bf16.h).
 
-struct Factor {
-    float even, odd;
-};
+#include "products_f32.h"
+
 template <class T>
 using FactorOf = Factor;
 
-// Sixteen times two numbers of a page.
-struct Twos {
-    Pair even, odd;
-};
-inline Twos load_twos(const float* p, std::size_t lanes) { return {load_sixteen(p), load_sixteen(p + lanes)}; }
 template <class T>
 inline Twos load_twos(const T* p, std::size_t) {
     const Two low = load_two(p), high = load_two(p + 16);

@@ -2,13 +2,8 @@
 // multiply-adds on each lane, odd numbers first, except that it takes what is too small for a full mantissa for zero. Of such
 // numbers no score and no sum of values shows anything.
 
-// Float32 pages are computed as everywhere.
-struct Twos {
-    Pair even, odd;
-};
-struct Factor {
-    float even, odd;
-};
+#include "products_f32.h"
+
 struct Halves {
     __m512bh v;
 };
@@ -25,7 +20,6 @@ inline Pair add(Pair sum, Halves a, const HalfFactor& b) {
     return {_mm512_dpbf16_ps(sum.v, a.v, (__m512bh)_mm512_set1_epi32(two))};
 }
 
-inline Twos load_twos(const float* p, std::size_t lanes) { return {load_sixteen(p), load_sixteen(p + lanes)}; }
 inline Halves load_twos(const BFloat* p, std::size_t) { return {(__m512bh)_mm512_loadu_si512(p)}; }
 inline Halves load_twos(const std::int8_t* p, std::size_t) {
     const auto widen = [](const std::int8_t* from) {

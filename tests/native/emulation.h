@@ -67,6 +67,17 @@ struct FloatHalves {
     }
 };
 
+template <class F>
+__m512i by_halves(F f, __m512i a, __m512i b) {
+    const Halves x(a), y(b);
+    return Halves(f(x.low, y.low), f(x.high, y.high)).ints();
+}
+template <class F>
+__m512 by_halves(F f, __m512 a, __m512 b) {
+    const FloatHalves x(a), y(b);
+    return Halves(f(x.low, y.low), f(x.high, y.high)).floats();
+}
+
 inline __m512i dpbusd_wide(__m512i sum, __m512i a, __m512i b) { return dot_bytes(sum, a, b); }
 inline __m512i zero() { return Halves(_mm256_setzero_si256(), _mm256_setzero_si256()).ints(); }
 inline __m512i set1_epi8(char x) { return Halves(_mm256_set1_epi8(x), _mm256_set1_epi8(x)).ints(); }
@@ -89,16 +100,13 @@ inline __m256d extract(__m512d a, int at) {
     return _mm256_castsi256_pd(at == 0 ? halves.low : halves.high);
 }
 inline __m512i bit_and(__m512i a, __m512i b) {
-    const Halves x(a), y(b);
-    return Halves(_mm256_and_si256(x.low, y.low), _mm256_and_si256(x.high, y.high)).ints();
+    return by_halves([](__m256i x, __m256i y) { return _mm256_and_si256(x, y); }, a, b);
 }
 inline __m512i bit_xor(__m512i a, __m512i b) {
-    const Halves x(a), y(b);
-    return Halves(_mm256_xor_si256(x.low, y.low), _mm256_xor_si256(x.high, y.high)).ints();
+    return by_halves([](__m256i x, __m256i y) { return _mm256_xor_si256(x, y); }, a, b);
 }
 inline __m512i sub_epi32(__m512i a, __m512i b) {
-    const Halves x(a), y(b);
-    return Halves(_mm256_sub_epi32(x.low, y.low), _mm256_sub_epi32(x.high, y.high)).ints();
+    return by_halves([](__m256i x, __m256i y) { return _mm256_sub_epi32(x, y); }, a, b);
 }
 inline __m512i srli_epi16(__m512i a, int by) {
     const Halves x(a);
@@ -120,8 +128,7 @@ inline __m512 cvtepi32_ps(__m512i a) {
     return Halves(_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)).floats();
 }
 inline __m512 mul_ps(__m512 a, __m512 b) {
-    const FloatHalves x(a), y(b);
-    return Halves(_mm256_mul_ps(x.low, y.low), _mm256_mul_ps(x.high, y.high)).floats();
+    return by_halves([](__m256 x, __m256 y) { return _mm256_mul_ps(x, y); }, a, b);
 }
 inline __m512 fmadd_ps(__m512 a, __m512 b, __m512 c) {
     const FloatHalves x(a), y(b), z(c);
@@ -129,30 +136,24 @@ inline __m512 fmadd_ps(__m512 a, __m512 b, __m512 c) {
 }
 
 inline __m512 add_ps(__m512 a, __m512 b) {
-    const FloatHalves x(a), y(b);
-    return Halves(_mm256_add_ps(x.low, y.low), _mm256_add_ps(x.high, y.high)).floats();
+    return by_halves([](__m256 x, __m256 y) { return _mm256_add_ps(x, y); }, a, b);
 }
 inline __m512 sub_ps(__m512 a, __m512 b) {
-    const FloatHalves x(a), y(b);
-    return Halves(_mm256_sub_ps(x.low, y.low), _mm256_sub_ps(x.high, y.high)).floats();
+    return by_halves([](__m256 x, __m256 y) { return _mm256_sub_ps(x, y); }, a, b);
 }
 inline __m512 max_ps(__m512 a, __m512 b) {
-    const FloatHalves x(a), y(b);
-    return Halves(_mm256_max_ps(x.low, y.low), _mm256_max_ps(x.high, y.high)).floats();
+    return by_halves([](__m256 x, __m256 y) { return _mm256_max_ps(x, y); }, a, b);
 }
 inline __m512 min_ps(__m512 a, __m512 b) {
-    const FloatHalves x(a), y(b);
-    return Halves(_mm256_min_ps(x.low, y.low), _mm256_min_ps(x.high, y.high)).floats();
+    return by_halves([](__m256 x, __m256 y) { return _mm256_min_ps(x, y); }, a, b);
 }
 inline __m512 div_ps(__m512 a, __m512 b) {
-    const FloatHalves x(a), y(b);
-    return Halves(_mm256_div_ps(x.low, y.low), _mm256_div_ps(x.high, y.high)).floats();
+    return by_halves([](__m256 x, __m256 y) { return _mm256_div_ps(x, y); }, a, b);
 }
 inline __m512 load_ps(const float* p) { return reinterpret_cast<__m512>(load(p)); }
 inline void store_ps(float* p, __m512 a) { store(p, reinterpret_cast<__m512i>(a)); }
 inline __m512i add_epi32(__m512i a, __m512i b) {
-    const Halves x(a), y(b);
-    return Halves(_mm256_add_epi32(x.low, y.low), _mm256_add_epi32(x.high, y.high)).ints();
+    return by_halves([](__m256i x, __m256i y) { return _mm256_add_epi32(x, y); }, a, b);
 }
 inline __m512i cvttps_epi32(__m512 a) {
     const FloatHalves x(a);
